@@ -1,0 +1,371 @@
+"""Every struct that crosses a process boundary. Imports no torch.
+
+Three families: *public* (client <-> frontend), *control* (between processes, over ZeroMQ) and
+*hot* (once a round, over shared memory). All are MessagePack through msgspec; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ssd_pipe.params import NoiseKey, SamplingParams
+
+# ---------------------------------------------------------------- public: client -> frontend
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
+    """Start a request. Exactly one of ``prompt``, ``messages``, ``token_ids`` is given.
+
+    ``id`` is chosen by the client, unique within its connection.
+    """
+
+    id: str
+    prompt: str | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    params: SamplingParams = SamplingParams()
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Stop a request; the answer is a Chunk whose finish_reason is "cancelled"."""
+
+    id: str
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """Ask for state: ``what`` is "status" (answered by StatusReply)."""
+
+    id: str
+    what: str = "status"
+
+
+ClientMessage = Submit | Cancel | Ask
+
+# ---------------------------------------------------------------- public: frontend -> client
+
+
+class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Measured by the pipeline for one finished request.
+
+    Times are seconds. ``decode_rate`` counts tokens after the first, per second after the first.
+    ``hit_rate`` and ``accepted_mean`` are None without speculation rounds.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    queue_time: float
+    time_to_first_token: float
+    total_time: float
+    decode_rate: float
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cached_prompt_tokens: int = 0
+    accepted_mean: float | None = None
+    hit_rate: float | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
+    """New text of one request. Texts concatenate to the decoded answer.
+
+    ``finish_reason`` is set on the last chunk: "stop", "length", or "cancelled".
+    """
+
+    id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    metrics: RequestMetrics | None = None
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure", kw_only=True):
+    """The request (or the message, when ``id`` is empty) failed; see errors.RequestError."""
+
+    id: str
+    code: int
+    message: str
+    field: str = ""
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """One process as last seen: state is "starting", "ready", "stopping", "dead"."""
+
+    name: str
+    pid: int
+    state: str
+    detail: str = ""
+
+
+class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
+    """Answer to Ask("status")."""
+
+    id: str
+    run: str
+    mode: str
+    target: str
+    draft: str
+    max_model_len: int
+    running: int
+    waiting: int
+    processes: tuple[ProcessState, ...] = ()
+    counters: dict[str, float] = {}
+
+
+ServerMessage = Chunk | Failure | StatusReply
+
+# ---------------------------------------------------------------- control: hub handshake
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
+    """First message of a process to the hub (the scheduler), before it loads anything.
+
+    ``config_digest`` must equal the hub's, or the hub answers Refused.
+    """
+
+    name: str
+    pid: int
+    config_digest: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
+    """A process finished loading. ``facts`` are role-specific numbers the hub needs.
+
+    target: num_blocks, max_model_len, vocab_size; draft: num_blocks, vocab_size.
+    """
+
+    name: str
+    facts: dict[str, int] = {}
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
+    """A process cannot go on; ``message`` is one line for the user."""
+
+    name: str
+    message: str
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Heartbeat, both ways."""
+
+    name: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The hub will not have this process; ``message`` says why."""
+
+    message: str
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """The hub's answer to Hello."""
+
+    run: str
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Leave now, in order. ``reason`` is logged."""
+
+    reason: str
+
+
+class GroupReady(msgspec.Struct, frozen=True, tag="group_ready"):
+    """Hub to all: every process is ready."""
+
+    facts: dict[str, int] = {}
+
+
+PeerMessage = Hello | Ready | Failed | Beat
+HubMessage = Welcome | Refused | Beat | Shutdown | GroupReady
+
+# ---------------------------------------------------------------- control: frontend <-> scheduler
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add", array_like=True):
+    """A validated, tokenized request. ``stop_ids`` holds every id that ends it (EOS included)."""
+
+    rid: int
+    tokens: list[int]
+    max_tokens: int
+    key: NoiseKey
+    stop_ids: list[int]
+    arrived_ns: int
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort", array_like=True):
+    """Drop a request. ``reason`` "stop" (stop text seen) or "cancelled"; nothing is answered."""
+
+    rid: int
+    reason: str = "cancelled"
+
+
+class StatsRequest(msgspec.Struct, frozen=True, tag="stats", array_like=True):
+    """Ask for SchedulerStats; ``token`` comes back."""
+
+    token: int
+
+
+ToScheduler = AddRequest | AbortRequest | StatsRequest
+
+
+class RequestStats(msgspec.Struct, frozen=True, array_like=True):
+    """Totals of one request at its end."""
+
+    scheduled_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    hits: int = 0
+    misses: int = 0
+    cached_prompt_tokens: int = 0
+
+
+class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
+    """New tokens of one request, in order; ``finish`` is "", "stop" or "length".
+
+    ``accepted`` of these came from the draft's chain (they are the first ones).
+    """
+
+    rid: int
+    tokens: list[int]
+    accepted: int
+    finish: str = ""
+    stats: RequestStats | None = None
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected", array_like=True):
+    """The scheduler cannot serve a request; see errors.RequestError for ``code``."""
+
+    rid: int
+    code: int
+    message: str
+    field: str = ""
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
+    """Counters and gauges of the scheduler, by name."""
+
+    token: int
+    values: dict[str, float]
+    processes: list[ProcessState]
+
+
+FromScheduler = TokensOut | Rejected | SchedulerStats
+
+# ---------------------------------------------------------------- hot: scheduler -> target
+
+
+class SeqStart(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence takes ``slot``; its block table there starts empty."""
+
+    rid: int
+    slot: int
+    key: NoiseKey
+
+
+class StepRow(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's part of a target step.
+
+    ``tokens`` are fed at positions start.. ; the last ``chain`` of them are proposals under
+    verification. ``sample`` is False for a prompt chunk that is not the last. ``blocks`` are
+    appended to the slot's block table first. ``handover`` > 0 numbers the draft distributions
+    that judge the chain (rejection rule); 0 means the chain is deterministic (a point mass).
+    """
+
+    slot: int
+    start: int
+    tokens: list[int]
+    chain: int
+    sample: bool
+    blocks: list[int]
+    handover: int = 0
+
+
+class StepPlan(msgspec.Struct, frozen=True, tag="plan", array_like=True):
+    """One target step. ``drop`` frees slots before ``begin`` fills them."""
+
+    step: int
+    rows: list[StepRow]
+    begin: list[SeqStart] = []
+    drop: list[int] = []
+
+
+class Halt(msgspec.Struct, frozen=True, tag="halt", array_like=True):
+    """Leave the loop."""
+
+
+TargetMessage = StepPlan | Halt
+
+
+class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """Outcome (k, t*) of one sampled row, in the order of the plan's sampled rows."""
+
+    accepted: int
+    token: int
+
+
+class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
+    """What a target step gave. Times are CLOCK_MONOTONIC ns: received, forward done, sampled."""
+
+    step: int
+    outcomes: list[RowOutcome]
+    started_ns: int
+    forward_ns: int
+    finished_ns: int
+
+
+# ---------------------------------------------------------------- hot: scheduler -> draft
+
+
+class DraftStart(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence takes a draft ``slot``. ``hash0`` is the prefix hash before its first token."""
+
+    rid: int
+    slot: int
+    key: NoiseKey
+    hash0: int
+    tokens: list[int]
+
+
+class DraftRow(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's part of a draft round.
+
+    ``tokens`` extend the committed tokens, which number ``length`` before. ``chain`` is what the
+    target verifies now. With ``backup`` set the outcome was a miss: speculate the chain just in
+    time, publish it under (``miss_hash``, ``miss_k``, tokens[-1]), and take it as this row's chain.
+    ``fork``: speculate on the outcomes of verifying that chain. ``after_miss`` picks the fan-out.
+    ``handover`` numbers where the chain's draft distributions go (rejection rule), 0 for none.
+    """
+
+    slot: int
+    length: int
+    tokens: list[int]
+    chain: list[int]
+    fork: bool
+    backup: int = 0
+    miss_hash: int = 0
+    miss_k: int = 0
+    after_miss: bool = False
+    handover: int = 0
+
+
+class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
+    """One draft round; it replaces whatever branches the draft is still working on."""
+
+    round: int
+    rows: list[DraftRow]
+    begin: list[DraftStart] = []
+    drop: list[int] = []
+
+
+DraftMessage = DraftPlan | Halt

@@ -1,0 +1,238 @@
+"""The one configuration every process of a pipeline reads.
+
+A TOML file, then command-line overrides, give a PipelineConfig; ``digest`` lets the hub refuse a
+process that was started with another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from ssd_pipe.errors import ConfigError
+
+Mode = Literal["ar", "sd", "ssd"]
+Rule = Literal["shared_noise", "rejection"]
+Allocation = Literal["fixed", "uniform", "geometric", "confidence"]
+Backup = Literal["auto", "jit", "ngram", "none"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+FanOut = int | list[int]
+
+MAX_K = 32
+MAX_FAN_OUT = 64
+MAX_BRANCHES = 256
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section: frozen, unknown keys refused."""
+
+
+class ModelSection(Section, frozen=True, kw_only=True):
+    """Where one model runs.
+
+    Attributes:
+        model: local folder, hub id, or the name of a built-in model (see ``hub``).
+        dtype: arithmetic; "auto" is float32 on a CPU and the checkpoint's on a GPU.
+        device: "cpu", "cuda", "cuda:N", or "auto".
+        threads: CPU threads for this process, 0 = decide by the cores available.
+        cpus: cores this process may run on, empty = all.
+        backend: "auto", "reference" (plain torch) or "native" (compiled CPU kernels).
+    """
+
+    model: str
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    threads: int = 0
+    cpus: list[int] = []
+    backend: Literal["auto", "reference", "native"] = "auto"
+
+
+class TargetSection(ModelSection, frozen=True, kw_only=True):
+    """The target model. ``tp``: tensor-parallel worker processes."""
+
+    model: str = "smollm2-135m-instruct"
+    tp: int = 1
+
+
+class DraftSection(ModelSection, frozen=True, kw_only=True):
+    """The draft model."""
+
+    model: str = "smollm2-draft-16m"
+
+
+class SpeculationSection(Section, frozen=True, kw_only=True):
+    """How chains and branches are made and judged.
+
+    Attributes:
+        k: draft tokens a round.
+        fan_out: branches per accepted length: a number (the budget is number * (k + 1)) or a
+            list of k + 1 counts.
+        fan_out_miss: the same after a miss; None = as fan_out.
+        allocation: how the budget is split over accepted lengths; "fixed" takes a list as it is.
+        rule: how proposals are judged.
+        saguaro_c: factor on the draft's cached tokens (rejection rule only; Def. 14).
+        backup: what makes the chain on a miss.
+        ngram_max, ngram_min: lengths of the suffix that prompt lookup matches.
+    """
+
+    k: int = 5
+    fan_out: FanOut = 3
+    fan_out_miss: FanOut | None = None
+    allocation: Allocation = "confidence"
+    rule: Rule = "shared_noise"
+    saguaro_c: float = 1.0
+    backup: Backup = "auto"
+    ngram_max: int = 4
+    ngram_min: int = 2
+
+
+class CacheSection(Section, frozen=True, kw_only=True):
+    """KV memory of both sides. ``*_blocks`` 0 = as many as the limits below can ever use."""
+
+    block_size: int = 16
+    target_blocks: int = 0
+    draft_blocks: int = 0
+    prefix_caching: bool = True
+
+
+class SchedulerSection(Section, frozen=True, kw_only=True):
+    """Admission and batching.
+
+    Attributes:
+        max_num_seqs: sequences running at once.
+        max_model_len: prompt + output tokens of one request; 0 = the target's own limit.
+        max_batched_tokens: tokens of one target step; a longer prompt is served in chunks.
+        max_waiting: requests waiting; one more is refused with 429.
+    """
+
+    max_num_seqs: int = 8
+    max_model_len: int = 0
+    max_batched_tokens: int = 512
+    max_waiting: int = 256
+
+
+class RunSection(Section, frozen=True, kw_only=True):
+    """Where a run lives and how its processes watch each other.
+
+    Attributes:
+        name: the run's name; empty = a fresh unique one.
+        shm_dir: file system of the run directory (sockets, doorbells, shared memory).
+        log_dir: parent of this run's log folder; empty = the user's state folder.
+        endpoint: public ZeroMQ address; empty = a socket in the run directory.
+        transport: "auto" probes; "shm" or "zmq" forces one for the hot path.
+        ready_timeout: seconds the group may take to become ready.
+        beat_timeout: seconds without a heartbeat after which a process counts as stuck.
+        grace: seconds between TERM and KILL.
+    """
+
+    name: str = ""
+    shm_dir: str = "/dev/shm"
+    log_dir: str = ""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    endpoint: str = ""
+    transport: Literal["auto", "shm", "zmq"] = "auto"
+    ready_timeout: float = 300.0
+    beat_timeout: float = 10.0
+    grace: float = 5.0
+
+
+class PipelineConfig(Section, frozen=True, kw_only=True):
+    """Everything. Built by ``load``; checked by ``validate``."""
+
+    mode: Mode = "ssd"
+    target: TargetSection = TargetSection()
+    draft: DraftSection = DraftSection()
+    speculation: SpeculationSection = SpeculationSection()
+    cache: CacheSection = CacheSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    run: RunSection = RunSection()
+
+    @property
+    def speculative(self) -> bool:
+        return self.mode != "ar"
+
+    def validate(self) -> None:
+        """Raise ConfigError naming the first setting out of range."""
+        _check_ranges(self)
+
+    def digest(self) -> str:
+        """Short hash of everything all processes must agree on."""
+        return hashlib.blake2b(msgspec.json.encode(self), digest_size=8).hexdigest()
+
+
+def fan_out_counts(fan_out: FanOut, k: int, field: str = "speculation.fan_out") -> list[int]:
+    """Branches per accepted length 0..k. Raises ConfigError if they do not fit k."""
+    counts = [fan_out] * (k + 1) if isinstance(fan_out, int) else list(fan_out)
+    if len(counts) != k + 1:
+        raise ConfigError(field, f"a list needs k + 1 = {k + 1} counts, got {len(counts)}")
+    if any(c < 0 or c > MAX_FAN_OUT for c in counts):
+        raise ConfigError(field, f"each count must be 0..{MAX_FAN_OUT}, got {fan_out!r}")
+    if not 1 <= sum(counts) <= MAX_BRANCHES:
+        raise ConfigError(field, f"branches in all must be 1..{MAX_BRANCHES}, got {sum(counts)}")
+    return counts
+
+
+def _check_ranges(config: PipelineConfig) -> None:
+    spec, run = config.speculation, config.run
+
+    def within(field: str, value: float, low: float, high: float) -> None:
+        if not low <= value <= high:
+            raise ConfigError(field, f"must be {low:g}..{high:g}, got {value!r}")
+
+    within("target.tp", config.target.tp, 1, 64)
+    for name, section in (("target", config.target), ("draft", config.draft)):
+        within(f"{name}.threads", section.threads, 0, 1024)
+        if not section.model:
+            raise ConfigError(f"{name}.model", "must not be empty")
+        if any(c < 0 for c in section.cpus):
+            raise ConfigError(f"{name}.cpus", f"core numbers must be >= 0, got {section.cpus}")
+    within("speculation.k", spec.k, 1, MAX_K)
+    fan_out_counts(spec.fan_out, spec.k)
+    if spec.fan_out_miss is not None:
+        fan_out_counts(spec.fan_out_miss, spec.k, "speculation.fan_out_miss")
+    within("speculation.saguaro_c", spec.saguaro_c, 0, 1)
+    if spec.saguaro_c < 1 and spec.rule != "rejection":
+        raise ConfigError("speculation.saguaro_c", "below 1 needs speculation.rule = 'rejection'")
+    within("speculation.ngram_max", spec.ngram_max, 1, 32)
+    within("speculation.ngram_min", spec.ngram_min, 1, spec.ngram_max)
+    block = config.cache.block_size
+    if block < 1 or block > 256 or block & (block - 1):
+        raise ConfigError("cache.block_size", f"must be a power of two 1..256, got {block}")
+    within("cache.target_blocks", config.cache.target_blocks, 0, 2**24)
+    within("cache.draft_blocks", config.cache.draft_blocks, 0, 2**24)
+    within("scheduler.max_num_seqs", config.scheduler.max_num_seqs, 1, 256)
+    within("scheduler.max_model_len", config.scheduler.max_model_len, 0, 2**20)
+    within("scheduler.max_batched_tokens", config.scheduler.max_batched_tokens, 16, 2**16)
+    within("scheduler.max_waiting", config.scheduler.max_waiting, 1, 2**20)
+    if config.scheduler.max_batched_tokens < config.scheduler.max_num_seqs * (spec.k + 1):
+        raise ConfigError(
+            "scheduler.max_batched_tokens",
+            "must hold one round of every sequence: max_num_seqs * (k + 1) = "
+            f"{config.scheduler.max_num_seqs * (spec.k + 1)}",
+        )
+    within("run.ready_timeout", run.ready_timeout, 1, 86400)
+    within("run.beat_timeout", run.beat_timeout, 0.5, 3600)
+    within("run.grace", run.grace, 0.1, 600)
+    if run.name and not all(c.isalnum() or c in "-_." for c in run.name):
+        raise ConfigError("run.name", f"letters, digits, '-', '_' and '.' only, got {run.name!r}")
+
+
+def config_from_mapping(mapping: dict[str, Any]) -> PipelineConfig:
+    """Build and validate. Raises ConfigError for unknown keys, wrong types and ranges."""
+    try:
+        config = msgspec.convert(mapping, PipelineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(*_explain(error)) from None
+    config.validate()
+    return config
+
+
+def _explain(error: msgspec.ValidationError) -> tuple[str, str]:
+    text, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".")
+    if text.startswith("Object contains unknown field `"):
+        unknown = text.split("`")[1]
+        field, text = (f"{field}.{unknown}" if field else unknown), "unknown setting"
+    return field or "config", text
