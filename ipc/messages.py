@@ -166,9 +166,10 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The hub's answer to Hello."""
+    """The hub's answer to Hello. ``transport`` ("shm" or "zmq") is what hot channels use."""
 
     run: str
+    transport: str = "shm"
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -328,12 +329,11 @@ class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
 
 
 class DraftStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence takes a draft ``slot``. ``hash0`` is the prefix hash before its first token."""
+    """A sequence takes a draft ``slot`` with its committed ``tokens``."""
 
     rid: int
     slot: int
     key: NoiseKey
-    hash0: int
     tokens: list[int]
 
 
@@ -341,10 +341,12 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
     """One sequence's part of a draft round.
 
     ``tokens`` extend the committed tokens, which number ``length`` before. ``chain`` is what the
-    target verifies now. With ``backup`` set the outcome was a miss: speculate the chain just in
-    time, publish it under (``miss_hash``, ``miss_k``, tokens[-1]), and take it as this row's chain.
-    ``fork``: speculate on the outcomes of verifying that chain. ``after_miss`` picks the fan-out.
-    ``handover`` numbers where the chain's draft distributions go (rejection rule), 0 for none.
+    target verifies now; ``entry`` is the cache entry it came from, -1 if from elsewhere. With
+    ``backup`` > 0 the outcome was a miss: speculate a chain of that many tokens just in time,
+    answer ChainReady, and take it as this row's chain. ``fork``: speculate on the outcomes of
+    verifying that chain, at most ``depth`` tokens each. ``prefix_hash`` covers every committed
+    token, ``tokens`` included. ``after_miss`` picks the fan-out. ``handover`` > 0 numbers the hand
+    over of the chain's draft distributions (rejection rule).
     """
 
     slot: int
@@ -352,9 +354,10 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     chain: list[int]
     fork: bool
+    depth: int
+    prefix_hash: int
+    entry: int = -1
     backup: int = 0
-    miss_hash: int = 0
-    miss_k: int = 0
     after_miss: bool = False
     handover: int = 0
 
@@ -369,3 +372,31 @@ class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
 
 
 DraftMessage = DraftPlan | Halt
+
+
+# ---------------------------------------------------------------- hot: draft -> scheduler
+
+
+class ChainReady(msgspec.Struct, frozen=True, tag="chain", array_like=True):
+    """Answer to a DraftRow with ``backup``; empty ``tokens`` if the draft cannot speculate now."""
+
+    round: int
+    slot: int
+    tokens: list[int]
+    probs: list[float]
+
+
+class DraftTimes(msgspec.Struct, frozen=True, tag="times", array_like=True):
+    """Stage times of one draft round, CLOCK_MONOTONIC ns; ``steps`` are tree steps done."""
+
+    round: int
+    started_ns: int
+    backup_ns: int
+    glue_ns: int
+    tree_ns: int
+    finished_ns: int
+    steps: int
+    branches: int
+
+
+DraftNotice = ChainReady | DraftTimes

@@ -27,6 +27,8 @@ class ForwardBatch:
         suffix_slots: int32 [T, S] or None if no token has a suffix.
         suffix_lens: int32 [T] or None likewise.
         logit_index: int64 [L], tokens whose logits are wanted, rising.
+        plan: what a backend derived from the batch in this forward, to use it again in the next
+            layer; ``Transformer.forward`` clears it first, as tensors may be refilled in place.
     """
 
     tokens: torch.Tensor
@@ -38,3 +40,4 @@ class ForwardBatch:
     logit_index: torch.Tensor
     suffix_slots: torch.Tensor | None = None
     suffix_lens: torch.Tensor | None = None
+    plan: object | None = None

@@ -1,0 +1,43 @@
+"""One implementation of the layer operations per kind of device; ``make_backend`` picks."""
+
+from __future__ import annotations
+
+import torch
+
+from models.backends.base import Backend
+from models.backends.reference import ReferenceBackend
+from ssd_pipe.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def make_backend(
+    name: str, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32
+) -> Backend:
+    """The backend called ``name`` ("reference", "native", or "auto") for arithmetic in ``dtype``.
+
+    "auto" is the native kernels on a CPU in float32 where they can be built, plain torch elsewhere.
+    Raises ConfigError for a name, device or dtype it cannot serve, and models.native's
+    NativeUnavailable if "native" is asked for and cannot be built.
+    """
+    device = torch.device(device)
+    wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if wanted is None or wanted not in DTYPES.values():
+        raise ConfigError("dtype", f"must be float32 or bfloat16, got {dtype}")
+    if name not in ("auto", "reference", "native"):
+        raise ConfigError("backend", f"must be auto, reference or native, got {name!r}")
+    fits = device.type == "cpu" and wanted == torch.float32
+    if name == "native" and not fits:
+        raise ConfigError(
+            "backend", f"native computes in float32 on a CPU, not {wanted} on {device}"
+        )
+    if name == "native" or (name == "auto" and fits):
+        from models.backends.native import NativeBackend
+        from models.native import NativeUnavailable
+
+        try:
+            return NativeBackend()
+        except NativeUnavailable:
+            if name == "native":
+                raise
+    return ReferenceBackend(device, wanted)

@@ -1,0 +1,62 @@
+"""Draft distributions of the chain under verification, from the draft to target rank 0.
+
+Only the rejection rule needs them. The draft copies the rows of the chosen branch here while the
+target's forward pass runs; the target takes them at the end of it. Two buffers a slot, taken in
+turn by hand-over number, so that a late reader never sees the next round's rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ipc.doorbell import Doorbell
+from ipc.segments import create_segment, open_segment
+
+_HEADER = 16  # bytes a buffer: int64 number, int64 rows (-1: the draft has lost them)
+
+
+class Handover:
+    """Shared [slots, 2, K, V] float32 with a number and a row count beside each buffer."""
+
+    def __init__(self, memory: np.ndarray, slots: int, k: int, vocab: int, bell: Doorbell) -> None:
+        self._header = memory[: slots * 2 * _HEADER].view(np.int64).reshape(slots, 2, 2)
+        rows = memory[slots * 2 * _HEADER :].view(np.float32)
+        self._rows = rows[: slots * 2 * k * vocab].reshape(slots, 2, k, vocab)
+        self._bell = bell
+
+    @staticmethod
+    def size_bytes(slots: int, k: int, vocab: int) -> int:
+        return slots * 2 * (_HEADER + 4 * k * vocab)
+
+    @classmethod
+    def create(cls, path: Path, bell: Doorbell, slots: int, k: int, vocab: int) -> Handover:
+        memory = create_segment(path, cls.size_bytes(slots, k, vocab))
+        return cls(memory, slots, k, vocab, bell)
+
+    @classmethod
+    def open(cls, path: Path, bell: Doorbell, slots: int, k: int, vocab: int) -> Handover:
+        memory = open_segment(path, cls.size_bytes(slots, k, vocab))
+        return cls(memory, slots, k, vocab, bell)
+
+    def put(self, slot: int, number: int, rows: np.ndarray | None) -> None:
+        """Hand over float32 [n, V], or None if the distributions are lost."""
+        side = number % 2
+        if rows is not None:
+            self._rows[slot, side, : len(rows)] = rows
+        # The number goes last: it tells the reader that the rows before it are whole.
+        self._header[slot, side, 1] = -1 if rows is None else len(rows)
+        self._header[slot, side, 0] = number
+        self._bell.ring()
+
+    def take(self, slot: int, number: int, length: int, timeout: float) -> np.ndarray | None:
+        """The rows [length, V] of hand-over ``number`` (a view), None if lost or too late."""
+        side = number % 2
+        while self._header[slot, side, 0] != number:
+            if not self._bell.wait(timeout):
+                return None
+            self._bell.drain()
+        if self._header[slot, side, 1] < length:
+            return None
+        return self._rows[slot, side, :length]

@@ -1,0 +1,359 @@
+"""The run directory: everything that processes of one run share on one machine.
+
+``<shm_dir>/ssd-pipe-<uid>/<name>/`` holds sockets, doorbells, shared memory and ``config.json``.
+Every process of the run holds a shared lock on ``.lock``; a run is alive as long as someone does.
+The last one out removes the directory; after a crash of everyone the janitor does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import time
+from pathlib import Path
+from types import TracebackType
+
+from ipc import janitor
+from ssd_pipe.errors import ConfigError, ResourceError
+
+SOCKET_PATH_LIMIT = 107  # bytes, sockaddr_un.sun_path without its final NUL
+SOCKET_NAME_ROOM = 28  # bytes kept for "/<name>.sock"
+_LOCK = ".lock"
+_NEW, _GONE = ".new-", ".gone-"
+_SETTLE = 5.0  # seconds a creation or a removal by somebody else may take
+_MIB = 1 << 20
+
+
+class RunDir:
+    """One process's hold on a run directory. A context manager; ``close`` releases the hold.
+
+    Attributes:
+        name: the run's name.
+        path: the directory, absolute.
+        created: True in the process that made the directory.
+    """
+
+    def __init__(self, path: Path, lock_fd: int, created: bool) -> None:
+        self.name = path.name
+        self.path = path
+        self.created = created
+        self._lock_fd = lock_fd
+        self._owner = os.getpid()
+
+    @classmethod
+    def create(cls, shm_dir: str | Path, name: str = "", need_bytes: int = 0) -> RunDir:
+        """Make and hold a new run directory.
+
+        Args:
+            shm_dir: file system of the directory, normally /dev/shm.
+            name: the run's name; empty = a fresh unique one.
+            need_bytes: shared memory the run is going to allocate.
+
+        Raises:
+            ConfigError: the name is not usable as a file name.
+            ResourceError: ``shm_dir`` is missing or too full, the path is too long for sockets,
+                or a run of this name is alive.
+        """
+        base = _base(shm_dir)
+        name = name or f"run-{secrets.token_hex(4)}"
+        path = base / _checked(name)
+        room = SOCKET_PATH_LIMIT - SOCKET_NAME_ROOM
+        if len(os.fsencode(path)) > room:
+            raise ResourceError(
+                f"{path}: too long for unix sockets; shm_dir and run name together may have "
+                f"{room} bytes, got {len(os.fsencode(path))}"
+            )
+        cls.sweep(shm_dir)
+        free = _free_bytes(base)
+        if free < need_bytes:
+            raise ResourceError(
+                f"{shm_dir}: not enough shared memory: {-(-need_bytes // _MIB)} MiB needed, "
+                f"{free // _MIB} MiB available"
+            )
+        # Made under another name and locked before it gets its own, so that nobody ever sees this
+        # run without a holder. rename() cannot replace a directory that is not empty.
+        fresh = base / f"{_NEW}{secrets.token_hex(8)}"
+        run = cls._make(fresh)
+        try:
+            _claim(fresh, path)
+            run.name, run.path = name, path
+            janitor.spawn(str(path), str(_graveyard(base)), str(path / _LOCK))
+        except OSError as error:
+            run.close()
+            raise ResourceError(f"{path}: {error.strerror}") from None
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def _make(cls, path: Path) -> RunDir:
+        try:
+            path.mkdir(mode=0o700)
+            lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ResourceError(f"{path}: {error.strerror}") from None
+        fcntl.flock(lock_fd, fcntl.LOCK_SH)
+        return cls(path, lock_fd, created=True)
+
+    @classmethod
+    def open(cls, shm_dir: str | Path, name: str = "") -> RunDir:
+        """Join a live run; an empty name means the only one there is.
+
+        Raises ResourceError if there is no such run, or several and no name.
+        """
+        path = find_run(shm_dir, name)
+        deadline = time.monotonic() + _SETTLE
+        while (fd := _open_lock(path)) is not None:
+            if not _held(fd):
+                os.close(fd)
+                break
+            if _try_lock(fd, fcntl.LOCK_SH) and _is_lock_of(fd, path):
+                return cls(path, fd, created=False)
+            os.close(fd)  # a look or a removal by somebody else is under way
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.002)
+        raise ResourceError(f"no run {path.name!r} in {path.parent}")
+
+    @classmethod
+    def create_or_open(cls, shm_dir: str | Path, name: str, need_bytes: int = 0) -> RunDir:
+        """Join the run of this name, or make it if it is not alive. Any process may come first."""
+        if not name:
+            return cls.create(shm_dir, name, need_bytes)
+        deadline = time.monotonic() + _SETTLE
+        while True:
+            try:
+                return cls.open(shm_dir, name)
+            except ResourceError:
+                pass
+            try:
+                return cls.create(shm_dir, name, need_bytes)
+            except RunInUse:
+                if time.monotonic() > deadline:
+                    raise
+
+    @staticmethod
+    def sweep(shm_dir: str | Path) -> list[str]:
+        """Remove this user's run directories that nobody holds; returns their names."""
+        base = _base(shm_dir)
+        removed = []
+        for path in base.iterdir():
+            if path.name.startswith(_GONE):
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            if path.name.startswith(_NEW) and _age(path) < _SETTLE:
+                continue
+            if _remove_if_dead(path):
+                removed.append(path.name)
+        return sorted(removed)
+
+    @property
+    def config(self) -> Path:
+        """``config.json``: the run's configuration as its creator wrote it."""
+        return self.path / "config.json"
+
+    def socket(self, name: str) -> Path:
+        """Path of a unix socket. Raises ResourceError if it is too long to bind."""
+        path = self.path / f"{name}.sock"
+        if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
+            raise ResourceError(f"{path}: longer than a unix socket's {SOCKET_PATH_LIMIT} bytes")
+        return path
+
+    def endpoint(self, name: str) -> str:
+        """ZeroMQ address of ``socket(name)``."""
+        return f"ipc://{self.socket(name)}"
+
+    def bell(self, name: str) -> Path:
+        """Path of a doorbell."""
+        return self.path / f"{name}.bell"
+
+    def segment(self, name: str) -> Path:
+        """Path of a shared-memory file."""
+        return self.path / f"{name}.shm"
+
+    def close(self) -> None:
+        """Let go; remove the directory if this was the last hold. Idempotent."""
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd < 0:
+            return
+        try:
+            # A forked child shares this lock with its parent and must not change it.
+            if self._owner == os.getpid():
+                if _try_lock(fd, fcntl.LOCK_EX):
+                    _remove(fd, self.path)
+                elif not _try_lock(fd, fcntl.LOCK_SH):
+                    _await_removal(fd, self.path)
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class RunInUse(ResourceError):
+    """A live run already has this name."""
+
+
+def list_runs(shm_dir: str | Path) -> list[str]:
+    """Names of this user's live runs, sorted."""
+    names = []
+    for path in _base(shm_dir).iterdir():
+        if path.name.startswith("."):
+            continue
+        fd = _open_lock(path)
+        if fd is not None:
+            if _held(fd):
+                names.append(path.name)
+            os.close(fd)
+    return sorted(names)
+
+
+def find_run(shm_dir: str | Path, name: str = "") -> Path:
+    """Directory of a live run without holding it, for clients. Empty name: the only live run.
+
+    Raises ResourceError if there is none, or several and no name.
+    """
+    base = _base(shm_dir)
+    if name:
+        path = base / _checked(name)
+        if not path.is_dir():
+            raise ResourceError(f"no run {name!r} in {base}")
+        return path
+    names = list_runs(shm_dir)
+    if len(names) != 1:
+        found = f"several runs, name one: {', '.join(names)}" if names else "no run"
+        raise ResourceError(f"{base}: {found}")
+    return base / names[0]
+
+
+def _checked(name: str) -> str:
+    if name.startswith(".") or "/" in name or "\0" in name:
+        raise ConfigError("run.name", f"must not start with '.' nor contain '/', got {name!r}")
+    return name
+
+
+def _base(shm_dir: str | Path) -> Path:
+    """This user's folder, made if missing; refused if anyone else could reach into it."""
+    base = Path(shm_dir).absolute() / f"ssd-pipe-{os.getuid()}"
+    try:
+        base.mkdir(mode=0o700, exist_ok=True)
+        info = base.lstat()
+    except OSError as error:
+        raise ResourceError(f"{base}: {error.strerror}") from None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise ResourceError(f"{base}: must be a directory of mode 0700 owned by this user")
+    return base
+
+
+def _free_bytes(path: Path) -> int:
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize
+
+
+def _graveyard(base: Path) -> Path:
+    return base / f"{_GONE}{secrets.token_hex(8)}"
+
+
+def _claim(fresh: Path, path: Path) -> None:
+    """Give ``fresh`` its name. Raises RunInUse if a live run has it."""
+    deadline = time.monotonic() + _SETTLE
+    while True:
+        try:
+            fresh.rename(path)
+            return
+        except OSError:
+            if not path.is_dir():
+                raise
+        if _remove_if_dead(path):
+            continue
+        fd = _open_lock(path)
+        if fd is None:
+            continue
+        shared = _try_lock(fd, fcntl.LOCK_SH)
+        os.close(fd)
+        if shared or time.monotonic() > deadline:
+            raise RunInUse(f"{path}: run directory in use")
+        time.sleep(0.002)  # somebody is removing it
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _held(fd: int) -> bool:
+    """Whether some other descriptor holds the lock."""
+    if _try_lock(fd, fcntl.LOCK_EX):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        return False
+    return True
+
+
+def _open_lock(path: Path) -> int | None:
+    try:
+        return os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _is_lock_of(fd: int, path: Path) -> bool:
+    """Whether ``path`` is still the directory this lock was opened in."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path / _LOCK))
+    except OSError:
+        return False
+
+
+def _remove(fd: int, path: Path) -> None:
+    """Remove ``path``; the caller holds its lock ``fd`` exclusively."""
+    if _is_lock_of(fd, path):
+        grave = _graveyard(path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(grave)
+        shutil.rmtree(grave, ignore_errors=True)
+
+
+def _remove_if_dead(path: Path) -> bool:
+    """Remove a directory that nobody holds; True if this call removed it."""
+    fd = _open_lock(path)
+    if fd is None:
+        if not path.is_dir():
+            return False
+        shutil.rmtree(path, ignore_errors=True)  # lost its lock file: no run can be in it
+        return True
+    try:
+        if not _try_lock(fd, fcntl.LOCK_EX) or not _is_lock_of(fd, path):
+            return False
+        _remove(fd, path)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _await_removal(fd: int, path: Path) -> None:
+    deadline = time.monotonic() + _SETTLE
+    while _is_lock_of(fd, path) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0

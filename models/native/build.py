@@ -1,0 +1,110 @@
+"""Compiles the kernels of this folder into a shared library in the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ssd_pipe.errors import ResourceError
+
+HERE = Path(__file__).parent
+# Contraction is off so that a * b + c means the same wherever the compiler inlines it.
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno"]
+TIMEOUT = 300.0
+
+
+class NativeUnavailable(ResourceError):
+    """The kernels cannot be compiled or loaded here; the text is one line saying why."""
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: $XDG_CACHE_HOME/ssd-pipe/native or ~/.cache/..."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "ssd-pipe" / "native"
+
+
+def built_library() -> Path:
+    """Path of the compiled library for this machine, compiling it if it is not there yet.
+
+    The name is a hash of sources, flags, compiler and CPU, so a stale or foreign one is never
+    used. Processes may build at once: each works in a folder of its own and renames the result
+    into place. Raises NativeUnavailable.
+    """
+    compiler = _compiler()
+    version = _run([*compiler, "--version"]).splitlines()[0]
+    sources = sorted(HERE.glob("*.cpp"))
+    digest = hashlib.blake2b(digest_size=10)
+    for path in [*sources, *sorted(HERE.glob("*.h"))]:
+        digest.update(path.name.encode() + path.read_bytes())
+    digest.update("\0".join([*compiler, version, *FLAGS, platform.machine(), _cpu()]).encode())
+    target = cache_folder() / f"{digest.hexdigest()}.so"
+    if not target.exists():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
+                _compile(compiler, sources, Path(folder)).replace(target)
+        except OSError as error:
+            raise NativeUnavailable(f"native kernels: {error}") from error
+    return target
+
+
+def _compiler() -> list[str]:
+    wanted = os.environ.get("CXX")
+    for name in [wanted] if wanted else ["g++", "clang++", "c++"]:
+        command = shlex.split(name)
+        if command and shutil.which(command[0]):
+            return command
+    what = f"CXX={wanted!r} was not found" if wanted else "no g++, clang++ or c++ was found"
+    raise NativeUnavailable(f"native kernels: {what}")
+
+
+def _compile(compiler: list[str], sources: list[Path], folder: Path) -> Path:
+    """Object by object, in parallel; without OpenMP or -march=native where that fails."""
+    flags = [*FLAGS, *[f for f in ("-march=native", "-fopenmp") if _accepts(compiler, f, folder)]]
+    objects = [folder / f"{path.stem}.o" for path in sources]
+
+    def compile_one(pair: tuple[Path, Path]) -> None:
+        _run([*compiler, *flags, "-c", str(pair[0]), "-o", str(pair[1])])
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(compile_one, zip(sources, objects, strict=True)))
+    result = folder / "kernels.so"
+    _run([*compiler, *flags, "-shared", *map(str, objects), "-o", str(result)])
+    return result
+
+
+def _accepts(compiler: list[str], flag: str, folder: Path) -> bool:
+    probe = folder / "probe.cpp"
+    probe.write_text('extern "C" int probe() { return 0; }\n')
+    command = [*compiler, flag, "-fPIC", "-shared", str(probe), "-o", str(folder / "probe.so")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"native kernels: {command[0]}: {error}") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
+        reason = lines[0] if lines else f"exit status {done.returncode}"
+        raise NativeUnavailable(f"native kernels: {command[0]} failed: {reason}")
+    return done.stdout
+
+
+def _cpu() -> str:
+    """What -march=native depends on: the CPU's model and features."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return platform.processor()
+    first = text.split("\n\n")[0].splitlines()
+    wanted = ("model name", "model\t", "flags", "Features", "CPU implementer", "CPU part")
+    return "\n".join(line for line in first if line.startswith(wanted))

@@ -1,0 +1,12 @@
+"""Names of the hot-path channels of a run."""
+
+from __future__ import annotations
+
+RESULTS = "target.result"
+DRAFT_PLANS = "draft.plan"
+DRAFT_NOTICES = "draft.notice"
+
+
+def target_plans(rank: int) -> str:
+    """The channel that carries step plans to a target rank."""
+    return f"target-{rank}.plan"

@@ -1,0 +1,154 @@
+"""Draft worker: owns the draft model, its KV, and the speculation cache.
+
+Works on the newest plan only. When another arrives, the outcome of the running verification is
+known, so what is left of the branches for other outcomes is dropped between two passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from ipc.channel import TypedReceiver, TypedSender
+from ipc.doorbell import Doorbell
+from ipc.handover import Handover
+from ipc.messages import ChainReady, DraftMessage, DraftNotice, DraftPlan, DraftTimes, Halt
+from ipc.segments import create_segment
+from models.registry import load_model
+from procs import channels
+from procs.runtime import Runtime
+from ssd_pipe.dimensions import Dimensions, dimensions
+from ssd_pipe.drafting.speculator import Speculator
+from ssd_pipe.engine.blocks import BlockManager
+from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
+from ssd_pipe.hub import resolve
+
+POLL = 0.5  # seconds between looks at the stop flag
+
+
+def run(runtime: Runtime) -> None:
+    """Body of the process "draft"."""
+    worker = _Worker(runtime, dimensions(runtime.config))
+    runtime.ready({"vocab_size": worker.sizes.vocab_size})
+    worker.serve()
+
+
+class _Worker:
+    def __init__(self, runtime: Runtime, sizes: Dimensions) -> None:
+        config = runtime.config
+        self._runtime = runtime
+        self.sizes = sizes
+        model = load_model(
+            resolve(config.draft.model),
+            dtype=config.draft.dtype,
+            device=config.draft.device,
+            backend=config.draft.backend,
+            max_positions=sizes.max_model_len,
+        )
+        block_size = config.cache.block_size
+        kv = model.make_kv(sizes.draft_blocks + sizes.scratch_blocks, block_size)
+        blocks = BlockManager(sizes.draft_blocks, block_size, config.cache.prefix_caching)
+        shape = (sizes.slots, sizes.branches, sizes.k)
+        cache = SpeculationCache(
+            create_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
+            *shape,
+            create=True,
+            vocab_size=sizes.vocab_size,
+        )
+        handover = None
+        if config.speculation.rule == "rejection":
+            handover = Handover.create(
+                runtime.rundir.segment("handover"),
+                Doorbell(runtime.rundir.bell("handover")),
+                sizes.slots,
+                sizes.k,
+                sizes.vocab_size,
+            )
+        self._speculator = Speculator(
+            model,
+            kv,
+            blocks,
+            sizes.draft_blocks * block_size,
+            cache,
+            config.speculation,
+            handover,
+        )
+        self._plans = TypedReceiver.open(runtime, channels.DRAFT_PLANS, DraftMessage)
+        self._notices = TypedSender.open(runtime, channels.DRAFT_NOTICES, DraftNotice)
+        runtime.log.info(
+            "loaded",
+            backend=model.backend.name,
+            weight_bytes=model.weight_bytes,
+            kv_blocks=sizes.draft_blocks,
+            threads=torch.get_num_threads(),
+        )
+
+    def serve(self) -> None:
+        plan: DraftPlan | None = None
+        lagging = False
+        while not self._runtime.stopping.is_set():
+            self._runtime.alive()
+            if plan is None:
+                message = self._plans.recv(0 if lagging else POLL)
+                if isinstance(message, Halt):
+                    return
+                plan = message
+            if plan is None:
+                lagging = self._speculator.prefill()
+                continue
+            lagging = True
+            waiting = self._plans.recv(0)
+            self._speculator.apply(plan)
+            if waiting is None:
+                waiting = self._round(plan)
+            if isinstance(waiting, Halt):
+                return
+            plan = waiting
+
+    def _round(self, plan: DraftPlan) -> DraftMessage | None:
+        """Run a round until it ends or the next message comes; returns that message."""
+        started = time.monotonic_ns()
+        stamps = {"backup": started, "glue": started, "step": started}
+        steps = 0
+        message: DraftMessage | None = None
+        for stage in self._stages(plan):
+            stamps[stage] = time.monotonic_ns()
+            steps += stage == "step"
+            # A backup chain has someone waiting for it; anything else yields to the next plan.
+            if stage != "backup":
+                message = self._plans.recv(0)
+                if message is not None:
+                    break
+        if not plan.rows:
+            return message
+        times = DraftTimes(
+            round=plan.round,
+            started_ns=started,
+            backup_ns=stamps["backup"],
+            glue_ns=max(stamps["glue"], stamps["backup"]),
+            tree_ns=max(stamps.values()),
+            finished_ns=time.monotonic_ns(),
+            steps=steps,
+            branches=self._speculator.branches,
+        )
+        self._runtime.log.info(
+            "draft",
+            round=plan.round,
+            start=started,
+            backup=times.backup_ns,
+            glue=times.glue_ns,
+            end=times.tree_ns,
+            steps=steps,
+            branches=times.branches,
+            cut=message is not None,
+        )
+        self._notices.send(times)
+        return message
+
+    def _stages(self, plan: DraftPlan) -> Iterator[str]:
+        return self._speculator.round(plan, self._answer)
+
+    def _answer(self, chain: ChainReady) -> None:
+        self._notices.send(chain)

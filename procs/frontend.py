@@ -1,0 +1,336 @@
+"""Frontend process: owns the public endpoint, text in both directions, and clients' rights.
+
+Everything runs on one event loop; only tokenizing long texts leaves it. A client's mistake is
+answered with a Failure and touches nobody else; a client that is gone has its requests dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import uvloop
+import zmq
+import zmq.asyncio
+
+from ipc import sockets
+from ipc.messages import (
+    AbortRequest,
+    AddRequest,
+    Ask,
+    Cancel,
+    Chunk,
+    FromScheduler,
+    Rejected,
+    SchedulerStats,
+    StatsRequest,
+    StatusReply,
+    Submit,
+    TokensOut,
+    ToScheduler,
+)
+from models.config import ModelConfig
+from procs.client_port import ClientPort
+from procs.open_request import OpenRequest
+from procs.runtime import Runtime
+from ssd_pipe.dimensions import dimensions
+from ssd_pipe.endpoint import public_endpoint
+from ssd_pipe.errors import PeerLost, RequestError
+from ssd_pipe.hub import resolve
+from ssd_pipe.text.answer import AnswerText
+from ssd_pipe.text.detokenizer import DetokenizerFactory
+from ssd_pipe.text.prepare import Prepared, Preparer
+from ssd_pipe.text.tokenizer import Tokenizer
+
+BEAT = 0.25  # seconds between signs of life
+STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state is given out
+
+Key = tuple[bytes, str]
+
+
+def run(runtime: Runtime) -> None:
+    """Body of the process "frontend"."""
+    folder = resolve(runtime.config.target.model)
+    sizes = dimensions(runtime.config)
+    tokenizer = Tokenizer.load(folder)
+    preparer = Preparer(
+        tokenizer, ModelConfig.from_folder(folder).eos_ids, sizes.vocab_size, sizes.max_model_len
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        frontend = Frontend(runtime, preparer, DetokenizerFactory(tokenizer), sizes.max_model_len)
+        runner.run(frontend.serve())
+
+
+class Frontend:
+    """The process's state; everything but ``_pool``'s work happens on the event loop."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        preparer: Preparer,
+        detokenizers: DetokenizerFactory,
+        max_model_len: int,
+    ) -> None:
+        self._runtime = runtime
+        self._config = runtime.config
+        self._preparer = preparer
+        self._detokenizers = detokenizers
+        self._max_model_len = max_model_len
+        self._open: dict[int, OpenRequest] = {}
+        self._rids: dict[Key, int] = {}
+        self._new_rid = itertools.count(1)
+        self._counters: Counter[str] = Counter()
+        self._stats: SchedulerStats | None = None
+        self._stats_coming: asyncio.Future[SchedulerStats] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pool = ThreadPoolExecutor(1, "tokenize")
+        self._encoder = msgspec.msgpack.Encoder()
+        self._port: ClientPort
+        self._requests: zmq.asyncio.Socket
+        self._tokens: zmq.asyncio.Socket
+        self._tokens_decoder: msgspec.msgpack.Decoder[FromScheduler] = msgspec.msgpack.Decoder(
+            FromScheduler
+        )
+
+    async def serve(self) -> None:
+        """Until the stop flag is up. Raises PeerLost if the scheduler speaks nonsense."""
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+        loop.add_reader(self._runtime.stopping.fileno(), stopping.set)
+        with self._sockets():
+            self._runtime.log.info("listening", endpoint=self._port.endpoint)
+            parts = [
+                asyncio.create_task(part)
+                for part in (self._read_clients(), self._read_scheduler(), self._beat())
+            ]
+            end = asyncio.create_task(stopping.wait())
+            try:
+                await asyncio.wait([*parts, end], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                loop.remove_reader(self._runtime.stopping.fileno())
+                self._stop_all([*parts, end])
+            for task in parts:
+                if task.done() and not task.cancelled():
+                    task.result()
+
+    @contextlib.contextmanager
+    def _sockets(self) -> Iterator[None]:
+        rundir = self._runtime.rundir
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._pool.shutdown, wait=False, cancel_futures=True)
+
+            def connected(kind: int, name: str) -> zmq.asyncio.Socket:
+                plain = sockets.connect(kind, rundir.endpoint(name), hwm=0)
+                stack.callback(plain.close)
+                socket = zmq.asyncio.Socket.from_socket(plain)
+                stack.callback(socket.close)
+                return socket
+
+            self._requests = connected(zmq.PUSH, "requests")
+            self._tokens = connected(zmq.PULL, "tokens")
+            endpoint = public_endpoint(self._config.run, rundir)
+            self._port = ClientPort(endpoint, self._client_gone, self._counters)
+            stack.callback(self._port.close)
+            yield
+
+    # ------------------------------------------------------------ loops
+
+    async def _read_clients(self) -> None:
+        while True:
+            client, message = await self._port.recv()
+            if isinstance(message, Submit):
+                self._submit(client, message)
+            elif isinstance(message, Cancel):
+                self._cancel(client, message)
+            elif message.what == "status":
+                self._spawn(self._answer(client, message))
+            else:
+                error = RequestError(400, f"unknown question {message.what!r}", "what")
+                self._port.fail(client, message.id, error)
+
+    async def _read_scheduler(self) -> None:
+        while True:
+            data = await self._tokens.recv()
+            try:
+                message = self._tokens_decoder.decode(data)
+            except msgspec.MsgspecError as error:
+                raise PeerLost(f"unreadable message from the scheduler: {error}") from None
+            if isinstance(message, TokensOut):
+                self._pass_on(message)
+            elif isinstance(message, Rejected):
+                self._refuse(message)
+            else:
+                self._stats = message
+                if self._stats_coming is not None:
+                    self._stats_coming.set_result(message)
+                    self._stats_coming = None
+
+    async def _beat(self) -> None:
+        # It waits for the whole group; status is answered meanwhile.
+        await asyncio.to_thread(self._runtime.ready, {"max_model_len": self._max_model_len})
+        while True:
+            self._runtime.alive()
+            await asyncio.sleep(BEAT)
+
+    # ------------------------------------------------------------ from clients
+
+    def _submit(self, client: bytes, submit: Submit) -> None:
+        arrived = time.monotonic_ns()
+        key = (client, submit.id)
+        if key in self._rids:
+            error = RequestError(400, f"{submit.id!r} is already in use", "id")
+            self._port.fail(client, submit.id, error)
+            return
+        self._counters["requests"] += 1
+        self._rids[key] = rid = next(self._new_rid)
+        if self._preparer.is_long(submit):
+            self._spawn(self._submit_long(key, rid, submit, arrived))
+            return
+        try:
+            self._add(key, rid, submit, self._preparer.prepare(submit), arrived)
+        except RequestError as error:
+            self._refuse_key(key, error)
+
+    async def _submit_long(self, key: Key, rid: int, submit: Submit, arrived: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            prepared = await loop.run_in_executor(self._pool, self._preparer.prepare, submit)
+        except RequestError as error:
+            if self._rids.get(key) == rid:
+                self._refuse_key(key, error)
+            return
+        if self._rids.get(key) == rid:  # else it was cancelled meanwhile
+            self._add(key, rid, submit, prepared, arrived)
+
+    def _add(self, key: Key, rid: int, submit: Submit, prepared: Prepared, arrived: int) -> None:
+        client, request_id = key
+        self._open[rid] = OpenRequest(
+            client=client,
+            id=request_id,
+            rid=rid,
+            answer=AnswerText(self._detokenizers.new(), submit.params.stop),
+            prompt_tokens=len(prepared.tokens),
+            arrived_ns=arrived,
+            speculative=self._config.speculative,
+        )
+        self._runtime.log.info("request", rid=rid, id=request_id, tokens=len(prepared.tokens))
+        self._tell_scheduler(
+            AddRequest(
+                rid=rid,
+                tokens=prepared.tokens,
+                max_tokens=prepared.max_tokens,
+                key=prepared.key,
+                stop_ids=prepared.stop_ids,
+                arrived_ns=arrived,
+            )
+        )
+
+    def _cancel(self, client: bytes, message: Cancel) -> None:
+        rid = self._rids.get((client, message.id))
+        if rid is None:
+            return  # it has just finished, or never was
+        request = self._open.get(rid)
+        if request is None:  # still being tokenized
+            del self._rids[client, message.id]
+            self._port.send(client, Chunk(id=message.id, finish_reason="cancelled"))
+            return
+        self._close(request)
+        self._tell_scheduler(AbortRequest(rid))
+        self._port.send(client, request.cancelled())
+
+    async def _answer(self, client: bytes, ask: Ask) -> None:
+        stats = await self._fresh_stats()
+        values = dict(stats.values) if stats else {}
+        own = {f"frontend_{name}": float(n) for name, n in self._counters.items()}
+        own["frontend_open_requests"] = float(len(self._rids))
+        self._port.send(
+            client,
+            StatusReply(
+                id=ask.id,
+                run=self._runtime.rundir.name,
+                mode=self._config.mode,
+                target=self._config.target.model,
+                draft=self._config.draft.model if self._config.speculative else "",
+                max_model_len=self._max_model_len,
+                running=int(values.get("running", 0)),
+                waiting=int(values.get("waiting", 0)),
+                processes=tuple(stats.processes) if stats else (),
+                counters=values | own,
+            ),
+        )
+
+    async def _fresh_stats(self) -> SchedulerStats | None:
+        """The scheduler's state; after STATS_WAIT the last known one. Askers share one question."""
+        if self._stats_coming is None:
+            self._stats_coming = asyncio.get_running_loop().create_future()
+            self._tell_scheduler(StatsRequest(next(self._new_rid)))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._stats_coming), STATS_WAIT)
+        return self._stats
+
+    def _client_gone(self, client: bytes) -> None:
+        """Drop everything of a client whose connection is closed."""
+        mine = [key for key in self._rids if key[0] == client]
+        if mine:
+            self._counters["lost_clients"] += 1
+            self._runtime.log.info("client gone", requests=len(mine))
+        for key in mine:
+            rid = self._rids.pop(key)
+            if self._open.pop(rid, None) is not None:
+                self._tell_scheduler(AbortRequest(rid))
+
+    # ------------------------------------------------------------ to clients
+
+    def _pass_on(self, out: TokensOut) -> None:
+        request = self._open.get(out.rid)
+        if request is None:
+            return  # aborted; these were under way
+        chunk, stopped_here = request.chunk(out)
+        if chunk.finish_reason is not None:
+            self._close(request)
+            self._counters["finished"] += 1
+            self._runtime.log.info("done", rid=request.rid, reason=chunk.finish_reason)
+        if stopped_here:
+            self._tell_scheduler(AbortRequest(request.rid, "stop"))
+        self._port.send(request.client, chunk)
+
+    def _refuse(self, refused: Rejected) -> None:
+        request = self._open.pop(refused.rid, None)
+        if request is not None:
+            error = RequestError(refused.code, refused.message)
+            error.field = refused.field  # the message names it already
+            self._refuse_key((request.client, request.id), error)
+
+    def _refuse_key(self, key: Key, error: RequestError) -> None:
+        del self._rids[key]
+        self._counters["rejected"] += 1
+        self._port.fail(*key, error)
+
+    def _close(self, request: OpenRequest) -> None:
+        del self._open[request.rid]
+        del self._rids[request.client, request.id]
+
+    def _tell_scheduler(self, message: ToScheduler) -> None:
+        self._requests.send(self._encoder.encode(message))
+
+    # ------------------------------------------------------------ life
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> None:
+        for task in [*tasks, *self._tasks]:
+            task.cancel()
+        for key in list(self._rids):
+            self._port.fail(*key, RequestError(503, "the pipeline is stopping"))
+        self._rids.clear()
+        self._open.clear()

@@ -1,0 +1,214 @@
+"""A process's connection to the hub: handshake, heartbeats both ways, orders from the hub.
+
+One background thread owns the socket, so heartbeats go out while the main thread computes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ipc import sockets
+from ipc.messages import (
+    Beat,
+    Failed,
+    GroupReady,
+    Hello,
+    HubMessage,
+    PeerMessage,
+    Ready,
+    Refused,
+    Shutdown,
+    Welcome,
+)
+from procs.liveness import Pulse, StopFlag, Wakeup, readable
+from ssd_pipe.errors import PeerLost, ResourceError
+
+BEATS_PER_TIMEOUT = 4
+FLUSH_MS = 1000  # what ``close`` may spend on delivering the last message
+MAX_MESSAGE = 1 << 20
+
+
+class HubLink:
+    """Attributes: ``lost`` says how the hub was lost, empty while it was not."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        config_digest: str,
+        beat_timeout: float,
+        pulse: Pulse,
+        stopping: StopFlag,
+    ) -> None:
+        """Connects and says Hello; the hub may come later.
+
+        Args:
+            endpoint: the hub's address.
+            name: this process.
+            config_digest: of this process's configuration.
+            beat_timeout: seconds without a sign of the hub after which it counts as lost.
+            pulse: beats go out only while it beats.
+            stopping: raised when the hub says so or is lost.
+        """
+        self.lost = ""
+        self._name = name
+        self._beat_timeout = beat_timeout
+        self._pulse = pulse
+        self._stopping = stopping
+        self._is_local = sockets.ipc_path(endpoint) is not None
+        self._answer: Welcome | Refused | None = None
+        self._group: GroupReady | None = None
+        self._closing = False
+        self._outbox: deque[PeerMessage] = deque()
+        self._wake = Wakeup()  # main thread -> link thread
+        self._news = Wakeup()  # link thread -> main thread
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(HubMessage)
+        self._socket = sockets.make(zmq.DEALER, max_bytes=MAX_MESSAGE, linger_ms=FLUSH_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(endpoint)
+        self._hello = Hello(name=name, pid=os.getpid(), config_digest=config_digest)
+        self._post(self._hello)
+        self._last_heard = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="hub-link", daemon=True)
+        self._thread.start()
+
+    def handshake(self, timeout: float) -> Welcome:
+        """Wait for the hub's answer.
+
+        Raises:
+            ResourceError: refused.
+            PeerLost: no answer within ``timeout`` seconds.
+            Stopping: asked to stop meanwhile.
+        """
+        deadline = time.monotonic() + timeout
+        while self._answer is None:
+            self._wait(deadline, f"scheduler: no answer to {self._name} within {timeout:g} s")
+        if isinstance(self._answer, Refused):
+            raise ResourceError(f"the scheduler refused {self._name}: {self._answer.message}")
+        return self._answer
+
+    def ready(self, facts: dict[str, int], timeout: float) -> dict[str, int]:
+        """Report Ready, wait for the whole group, return its facts. Raises as ``handshake``."""
+        self._post(Ready(name=self._name, facts=facts))
+        deadline = time.monotonic() + timeout
+        while self._group is None:
+            self._wait(deadline, f"the other processes were not ready within {timeout:g} s")
+        return self._group.facts
+
+    def failed(self, message: str) -> None:
+        """Tell the hub why this process ends."""
+        self._post(Failed(name=self._name, message=message))
+
+    def close(self) -> None:
+        """Deliver what is queued and disconnect. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        self._wake.close()
+        self._news.close()
+
+    def _post(self, message: PeerMessage) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    def _wait(self, deadline: float, message: str) -> None:
+        """Sleep until there is news. Raises PeerLost (``message`` at the deadline) or Stopping."""
+        if self.lost:
+            raise PeerLost(self.lost)
+        self._stopping.check()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise PeerLost(message)
+        readable([self._news.fileno(), self._stopping.fileno()], left)
+        self._news.clear()
+
+    # ------------------------------------------------------------ link thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._socket, self._monitor, self._wake.fileno()):
+            poller.register(source, zmq.POLLIN)
+        interval = self._beat_timeout / BEATS_PER_TIMEOUT
+        next_beat = time.monotonic() + interval
+        while not self._closing:
+            poller.poll(max(1, round((next_beat - time.monotonic()) * 1000)))
+            self._wake.clear()
+            # What the hub said last is read before it is judged: it may have said goodbye, and
+            # this thread may have been held up longer than the hub.
+            gone = self._disconnected()
+            self._take()
+            if gone and self._answer is None:
+                self._outbox.append(self._hello)  # to the hub's successor
+            self._judge(gone)
+            self._send_queued()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + interval
+                if isinstance(self._answer, Welcome) and self._pulse.beating():
+                    self._send(Beat(self._name))
+        self._send_queued()
+        self._socket.disable_monitor()
+        self._monitor.close()
+        self._socket.close()
+
+    def _take(self) -> None:
+        while True:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._last_heard = time.monotonic()
+            try:
+                message = self._decoder.decode(frame)
+            except msgspec.MsgspecError as error:
+                self._lose(f"scheduler: unreadable message: {error}")
+                return
+            if isinstance(message, Welcome | Refused):
+                self._answer = message
+            elif isinstance(message, GroupReady):
+                self._group = message
+            elif isinstance(message, Shutdown):
+                self._stopping.set(message.reason)
+            self._news.set()
+
+    def _judge(self, gone: bool) -> None:
+        if not isinstance(self._answer, Welcome) or self._stopping.is_set():
+            return
+        # A broken connection on one host means that the process is gone; between hosts it may
+        # come back, and silence decides.
+        if gone and self._is_local:
+            self._lose("scheduler: connection closed")
+        elif time.monotonic() - self._last_heard > self._beat_timeout:
+            self._lose(f"scheduler: no heartbeat for {self._beat_timeout:g} s")
+
+    def _lose(self, how: str) -> None:
+        if not self._stopping.is_set():
+            self.lost = how
+            self._stopping.set(how)
+            self._news.set()
+
+    def _disconnected(self) -> bool:
+        seen = False
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            seen = True
+        return seen
+
+    def _send_queued(self) -> None:
+        while self._outbox:
+            self._send(self._outbox.popleft())
+
+    def _send(self, message: PeerMessage) -> None:
+        try:
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            self._lose("scheduler: takes no messages")

@@ -1,0 +1,254 @@
+"""What every process of a pipeline does around its own work.
+
+``run_process`` joins the run directory, sets up logs, signals and cores, answers to the hub, runs
+the body, and turns whatever happens into one line, one message to the hub and an exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from structlog.typing import FilteringBoundLogger
+
+from ipc import probe
+from ipc.channel import Transport
+from ipc.rundir import RunDir
+from procs.hub_link import HubLink
+from procs.liveness import Pulse, StopFlag, Stopping
+from ssd_pipe import logs
+from ssd_pipe.config import ModelSection, PipelineConfig
+from ssd_pipe.errors import ConfigError, PeerLost, SsdPipeError
+from ssd_pipe.threads import thread_count, thread_environment
+
+HUB_ROLE = "scheduler"
+SUPERVISOR_VARIABLE = "SSD_SUPERVISOR_PID"
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+class Runtime:
+    """One process of a run, as its body sees it.
+
+    Attributes:
+        name: process name: "frontend", "scheduler", "draft", "target-0", ...
+        role: the same without the rank.
+        rank: tensor-parallel rank of a target, 0 otherwise.
+        config: the configuration.
+        rundir: the run directory, held as long as the process lives.
+        log: logger of this process.
+        stopping: up when the process should leave; a descriptor for pollers.
+        pulse: what ``alive`` touches.
+        threads: CPU threads this process computes with.
+        transport: what hot-path channels use.
+        link: connection to the hub; None in the hub's own process.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        rank: int,
+        config: PipelineConfig,
+        rundir: RunDir,
+        log: FilteringBoundLogger,
+        stopping: StopFlag,
+        threads: int,
+    ) -> None:
+        self.role = role
+        self.rank = rank
+        self.name = process_name(role, rank)
+        self.config = config
+        self.rundir = rundir
+        self.log = log
+        self.stopping = stopping
+        self.pulse = Pulse(config.run.beat_timeout)
+        self.threads = threads
+        self.transport: Transport = "shm"
+        self.link: HubLink | None = None
+
+    def alive(self) -> None:
+        """The main loop turns. Due more often than ``run.beat_timeout`` once ready."""
+        self.pulse.touch()
+
+    def ready(self, facts: dict[str, int]) -> dict[str, int]:
+        """Loading is done: report ``facts``, wait for the whole group, return its facts.
+
+        In the hub's own process it returns ``facts`` at once.
+
+        Raises:
+            PeerLost: another process failed or was not ready in time.
+            Stopping: asked to stop meanwhile; ``run_process`` takes it for an orderly end.
+        """
+        group = facts
+        if self.link is not None:
+            self.log.info("ready", **facts)
+            group = self.link.ready(facts, self.config.run.ready_timeout)
+        self.pulse.begin()
+        return group
+
+    def fail(self, message: str) -> None:
+        """Tell the hub that this process cannot go on, and why; the caller then leaves."""
+        if self.link is not None:
+            self.link.failed(message)
+
+    def connect(self, endpoint: str) -> None:
+        """Answer to the hub. Raises ResourceError if refused, PeerLost if there is none."""
+        run = self.config.run
+        digest = self.config.digest()
+        self.link = HubLink(
+            endpoint, self.name, digest, run.beat_timeout, self.pulse, self.stopping
+        )
+        welcome = self.link.handshake(run.ready_timeout)
+        self.transport = "zmq" if welcome.transport == "zmq" else "shm"
+
+    def choose_transport(self) -> None:
+        """In the hub's process: find out what works. Raises ResourceError if nothing does."""
+        wanted = self.config.run.transport
+        report = probe.probe_with_child(self.rundir, probe.candidates(wanted))
+        self.transport = "zmq" if report.transport == "zmq" else "shm"
+        self.log.info(
+            "transport",
+            chosen=report.transport,
+            round_trip_us=report.round_trips[report.transport],
+            rejected=report.rejected,
+        )
+
+
+def run_process(
+    role: str,
+    config: PipelineConfig,
+    body: Callable[[Runtime], None],
+    *,
+    rank: int = 0,
+    need_bytes: int = 0,
+    hub_endpoint: str = "",
+    pretty_logs: bool | None = None,
+) -> int:
+    """Run one process of a pipeline in this process's main thread; returns its exit status.
+
+    Args:
+        role: "frontend", "scheduler", "target" or "draft". The scheduler's body runs the Hub.
+        config: the configuration, the same in all processes.
+        body: the process's own work. It loads, calls ``ready``, and loops until ``stopping``.
+        rank: tensor-parallel rank of a target.
+        need_bytes: shared memory the run needs, if this process is the first and makes it.
+        hub_endpoint: address of the hub; empty = the socket in the run directory.
+        pretty_logs: see logs.configure.
+
+    Started by a supervisor, which says so in SSD_SUPERVISOR_PID, the process gets SIGTERM when
+    the supervisor's thread that started it ends.
+    """
+    name = process_name(role, rank)
+    _set_title(name)
+    stopping = StopFlag()
+    _handle_signals(stopping)
+    runtime: Runtime | None = None
+    with contextlib.ExitStack() as stack:
+        try:
+            _die_with_supervisor(stopping)
+            rundir = stack.enter_context(_join(role, config, need_bytes))
+            folder = logs.log_folder(config.run.log_dir, rundir.name)
+            log = logs.configure(name, folder / f"{name}.jsonl", config.run.log_level, pretty_logs)
+            stack.callback(logs.close)
+            threads = _take_cores(role, config)
+            runtime = Runtime(role, rank, config, rundir, log, stopping, threads)
+            log.info("start", pid=os.getpid(), run=rundir.name, threads=threads)
+            if role == HUB_ROLE:
+                runtime.choose_transport()
+            else:
+                runtime.connect(hub_endpoint or rundir.endpoint("hub"))
+            body(runtime)
+            if runtime.link is not None and runtime.link.lost:
+                raise PeerLost(runtime.link.lost)
+        except Stopping:
+            status = 0
+        except Exception as error:
+            status = 1
+            _report(error, runtime)
+        else:
+            status = 0
+        if runtime is not None:
+            if runtime.link is not None:
+                runtime.link.close()
+            runtime.log.info("exit", status=status, reason=stopping.reason)
+    return status
+
+
+def process_name(role: str, rank: int = 0) -> str:
+    """The name a process goes by everywhere: its role, for targets with the rank."""
+    return f"{role}-{rank}" if role == "target" else role
+
+
+def _join(role: str, config: PipelineConfig, need_bytes: int) -> RunDir:
+    run = config.run
+    if run.name or role == HUB_ROLE:
+        return RunDir.create_or_open(run.shm_dir, run.name, need_bytes)
+    return RunDir.open(run.shm_dir)
+
+
+def _report(error: Exception, runtime: Runtime | None) -> None:
+    """One line for the user, one for the hub, the traceback for the log."""
+    expected = isinstance(error, SsdPipeError)
+    line = " ".join(str(error).split()) or type(error).__name__
+    if not expected:
+        line = f"{type(error).__name__}: {line}"
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    if runtime is None:
+        return
+    runtime.log.error(line, file_only=True, exc_info=not expected)
+    if expected:
+        runtime.log.debug("traceback", file_only=True, exc_info=True)
+    runtime.fail(line)
+
+
+def _handle_signals(stopping: StopFlag) -> None:
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopping.set(signal.Signals(number).name)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+
+def _prctl(option: int, value: object) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _set_title(name: str) -> None:
+    """What ps and top show; the kernel keeps 15 bytes."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(f"ssd-{name}".encode()[:15]))
+
+
+def _die_with_supervisor(stopping: StopFlag) -> None:
+    supervisor = os.environ.get(SUPERVISOR_VARIABLE, "")
+    if not supervisor:
+        return
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
+    if str(os.getppid()) != supervisor:  # it died before the line above
+        stopping.set("supervisor is gone")
+        stopping.check()
+
+
+def _take_cores(role: str, config: PipelineConfig) -> int:
+    """Pin this process as configured; returns its thread count. Raises ConfigError."""
+    sections: dict[str, ModelSection] = {"target": config.target, "draft": config.draft}
+    section = sections.get(role)
+    # Counted before pinning: a share of the machine's cores, not of this process's own.
+    threads = thread_count(config, role)
+    os.environ.update(thread_environment(config, role))
+    if section is not None and section.cpus:
+        try:
+            os.sched_setaffinity(0, section.cpus)
+        except OSError:
+            cores = sorted(os.sched_getaffinity(0))
+            raise ConfigError(
+                f"{role}.cpus", f"none of {section.cpus} is available here, these are: {cores}"
+            ) from None
+    # Imported before, torch has read the environment already.
+    torch = sys.modules.get("torch")
+    if torch is not None and section is not None:
+        torch.set_num_threads(threads)
+    return threads

@@ -1,0 +1,301 @@
+"""asyncio client of a running pipeline, on its public ZeroMQ endpoint. Imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from ipc import sockets
+from ipc.messages import (
+    Ask,
+    Cancel,
+    ChatMessage,
+    ClientMessage,
+    Failure,
+    ServerMessage,
+    StatusReply,
+    Submit,
+)
+from ssd_pipe.async_stream import AsyncStream, Result
+from ssd_pipe.endpoint import MAX_MESSAGE, find_endpoint
+from ssd_pipe.errors import PeerLost, RequestError, ResourceError, SsdPipeError
+from ssd_pipe.params import SamplingParams
+
+CONNECT_TIMEOUT = 5.0  # seconds
+Messages = Sequence[ChatMessage | Mapping[str, str]]
+
+
+class AsyncClient:
+    """Connection to a pipeline; any number of requests at once. To be used on one event loop.
+
+    Args:
+        endpoint: public address; None = find it (see ``endpoint.find_endpoint``).
+        run: name of the run to talk to, if there is no ``endpoint``.
+        timeout: seconds of silence, questions unanswered, after which waiting requests fail
+            with PeerLost.
+        shm_dir: where run directories are, if not in /dev/shm.
+
+    Raises ResourceError if no pipeline is found.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        run: str | None = None,
+        timeout: float = 30.0,
+        shm_dir: str = "",
+    ) -> None:
+        self.endpoint = find_endpoint(endpoint, run, shm_dir)
+        self._timeout = timeout
+        self._numbers = itertools.count(1)
+        self._queues: dict[str, asyncio.Queue[ServerMessage | SsdPipeError]] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(
+            ServerMessage
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heard = 0.0
+        self._closed = False
+
+    # ------------------------------------------------------------ requests
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **sampling: Any,
+    ) -> AsyncStream:
+        """Submit at once; returns the stream of its chunks.
+
+        Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``sampling`` are fields of
+        SamplingParams and override ``params``.
+        """
+        submit = Submit(
+            id=f"r{next(self._numbers)}",
+            prompt=prompt,
+            messages=_chat_messages(messages),
+            token_ids=None if token_ids is None else tuple(int(t) for t in token_ids),
+            params=_sampling(params, sampling),
+        )
+        data = self._encoder.encode(submit)
+        if len(data) > MAX_MESSAGE:
+            raise RequestError(413, f"request of {len(data)} bytes, the limit is {MAX_MESSAGE}")
+        self._open()
+        stream = AsyncStream(self, submit.id, self.register(submit.id))
+        self._spawn(self._deliver(submit.id, data))
+        return stream
+
+    def chat(
+        self, messages: str | Messages, params: SamplingParams | None = None, **sampling: Any
+    ) -> AsyncStream:
+        """Stream the answer to a conversation, or to one user message given as a string."""
+        if isinstance(messages, str):
+            messages = [ChatMessage("user", messages)]
+        return self.stream(params=params, messages=messages, **sampling)
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **sampling: Any,
+    ) -> Result:
+        """The whole answer; arguments as for ``stream``. Cancelling the task cancels it."""
+        async with self.stream(
+            prompt, params, messages=messages, token_ids=token_ids, **sampling
+        ) as stream:
+            return await stream.result()
+
+    async def cancel(self, request_id: str) -> None:
+        """Ask the pipeline to end a request of this client; unknown ids are ignored."""
+        self._open()
+        self.try_send(Cancel(request_id))
+
+    async def status(self) -> StatusReply:
+        """State and counters of the pipeline. Raises PeerLost if it does not answer in time."""
+        self._open()
+        ask = Ask(f"a{next(self._numbers)}")
+        queue = self.register(ask.id)
+        try:
+            await self._deliver(ask.id, self._encoder.encode(ask))
+            reply = await queue.get()
+        finally:
+            self.forget(ask.id)
+        if isinstance(reply, SsdPipeError):
+            raise reply
+        if not isinstance(reply, StatusReply):
+            raise PeerLost(f"the pipeline answered a question with {type(reply).__name__}")
+        return reply
+
+    async def close(self) -> None:
+        """Cancel what is open and disconnect; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._loop is None:
+            return
+        for request_id in list(self._queues):
+            self.try_send(Cancel(request_id))
+        self._fail_all(PeerLost("the client was closed"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._raw.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        self._raw.close(500)
+
+    async def __aenter__(self) -> AsyncClient:
+        self._open()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------ connection
+
+    def _open(self) -> None:
+        """Connect on first use, on the event loop that then owns the socket."""
+        if self._closed:
+            raise PeerLost("the client is closed")
+        if self._loop is not None:
+            return
+        self._raw = sockets.make(zmq.DEALER, hwm=0, linger_ms=500)
+        # Only a connection that stands takes messages: none goes to another pipeline later.
+        self._raw.setsockopt(zmq.IMMEDIATE, 1)
+        self._raw.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._raw.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        self._raw.setsockopt(zmq.HEARTBEAT_TIMEOUT, 8000)
+        self._raw.setsockopt(zmq.HEARTBEAT_TTL, 8000)  # the pipeline notices a dead client
+        monitor = self._raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        try:
+            self._raw.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            self._raw.disable_monitor()
+            monitor.close(0)
+            self._raw.close(0)
+            raise ResourceError(f"{self.endpoint}: {error.strerror}") from None
+        self._loop = asyncio.get_running_loop()
+        self._monitor = zmq.asyncio.Socket.from_socket(monitor)
+        self._socket = zmq.asyncio.Socket.from_socket(self._raw)
+        for work in (self._read(), self._watch_link(), self._watch_silence()):
+            self._spawn(work)
+
+    async def _read(self) -> None:
+        while True:
+            data = await self._socket.recv()
+            self._heard = self._now()
+            try:
+                message = self._decoder.decode(data)
+            except msgspec.MsgspecError as error:
+                self._fail_all(PeerLost(f"unreadable answer from {self.endpoint}: {error}"))
+                continue
+            queue = self._queues.get(message.id)
+            if queue is not None:
+                queue.put_nowait(_as_error(message) if isinstance(message, Failure) else message)
+
+    async def _watch_link(self) -> None:
+        while True:
+            frames = await self._monitor.recv_multipart()
+            del frames
+            while await self._socket.poll(0):  # answers that came before the end still count
+                await asyncio.sleep(0)
+            self._fail_all(PeerLost(f"the pipeline at {self.endpoint} has gone"))
+
+    async def _watch_silence(self) -> None:
+        """While somebody waits: ask when it is quiet, give up after ``timeout``."""
+        period = min(1.0, self._timeout / 4)
+        while True:
+            await asyncio.sleep(period)
+            silent = self._now() - self._heard
+            if self._queues and silent > self._timeout:
+                error = f"the pipeline at {self.endpoint} has not answered for {silent:.1f} s"
+                self._fail_all(PeerLost(error))
+            elif self._queues and silent > period:
+                self.try_send(Ask("quiet"))
+
+    async def _deliver(self, request_id: str, data: bytes) -> None:
+        """Send once the connection stands; its absence is the request's failure."""
+        try:
+            async with asyncio.timeout(min(CONNECT_TIMEOUT, self._timeout)):
+                await self._socket.send(data)
+        except TimeoutError:
+            queue = self._queues.get(request_id)
+            if queue is not None:
+                queue.put_nowait(PeerLost(f"no pipeline answers at {self.endpoint}"))
+
+    # What follows serves this package's own streams.
+
+    def try_send(self, message: ClientMessage) -> None:
+        """Send if there is a connection; without one there is nobody it would concern."""
+        sent = asyncio.ensure_future(
+            self._socket.send(self._encoder.encode(message), flags=zmq.NOBLOCK)
+        )
+        with contextlib.suppress(zmq.Again, asyncio.InvalidStateError):
+            sent.result()
+
+    def register(self, request_id: str) -> asyncio.Queue[ServerMessage | SsdPipeError]:
+        """Where the answers to a message of this id will be put."""
+        if not self._queues:
+            self._heard = self._now()  # silence counts from here
+        queue = self._queues[request_id] = asyncio.Queue()
+        return queue
+
+    def forget(self, request_id: str) -> None:
+        """Nobody waits for answers of this id any more."""
+        self._queues.pop(request_id, None)
+
+    def abandon(self, request_id: str) -> None:
+        """Cancel a request whose stream was dropped, from whatever thread that happened on."""
+
+        def cancel() -> None:
+            if not self._closed and self._queues.pop(request_id, None) is not None:
+                self.try_send(Cancel(request_id))
+
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(cancel)
+
+    def _fail_all(self, error: SsdPipeError) -> None:
+        for queue in self._queues.values():
+            queue.put_nowait(error)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _now(self) -> float:
+        return self._loop.time() if self._loop is not None else 0.0
+
+
+def _as_error(failure: Failure) -> RequestError:
+    error = RequestError(failure.code, failure.message)
+    error.field = failure.field  # the message names it already
+    return error
+
+
+def _chat_messages(messages: Messages | None) -> tuple[ChatMessage, ...] | None:
+    if messages is None:
+        return None
+    return tuple(
+        m if isinstance(m, ChatMessage) else ChatMessage(m["role"], m["content"]) for m in messages
+    )
+
+
+def _sampling(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:
+    if isinstance(stop := overrides.get("stop"), str):
+        overrides["stop"] = (stop,)
+    return msgspec.structs.replace(params or SamplingParams(), **overrides)

@@ -1,0 +1,122 @@
+"""The options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from ssd_pipe.cli.expand import expand, option
+from ssd_pipe.config import Allocation, Backup, Mode, PipelineConfig, Rule
+from ssd_pipe.config_load import load, parse_fan_out, parse_set
+from ssd_pipe.params import SamplingParams
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One option: its flag, the dotted setting it overrides, the type typer parses, its help."""
+
+    flag: str
+    setting: str
+    type: Any
+    help: str
+
+    @property
+    def parameter(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+SETTINGS = (
+    Setting("--mode", "mode", Mode, "target alone, draft and target in turn, or in parallel"),
+    Setting("--k", "speculation.k", int, "draft tokens a round"),
+    Setting("--fan-out", "speculation.fan_out", str, "branches: N, or one count per length 0..k"),
+    Setting("--fan-out-miss", "speculation.fan_out_miss", str, "the same for after a miss"),
+    Setting("--allocation", "speculation.allocation", Allocation, "how the branches are split"),
+    Setting("--rule", "speculation.rule", Rule, "how proposals are judged"),
+    Setting("--backup", "speculation.backup", Backup, "what makes the chain on a miss"),
+    Setting("--tp", "target.tp", int, "tensor-parallel target processes"),
+    Setting("--target", "target.model", str, "target model: folder, hub id or built-in name"),
+    Setting("--draft", "draft.model", str, "draft model, likewise"),
+    Setting("--run", "run.name", str, "name of the run"),
+    Setting("--endpoint", "run.endpoint", str, "public ZeroMQ address, tcp:// or ipc://"),
+    Setting("--max-num-seqs", "scheduler.max_num_seqs", int, "sequences running at once"),
+    Setting("--max-model-len", "scheduler.max_model_len", int, "prompt + output tokens"),
+    Setting("--log-dir", "run.log_dir", str, "parent of this run's log folder"),
+    Setting("--log-level", "run.log_level", str, "debug, info, warning or error"),
+)
+
+
+class ConfigSource(msgspec.Struct, frozen=True):
+    """What the command line said about the configuration, before any file is read."""
+
+    path: Path | None
+    overrides: dict[str, Any]
+
+    def load(self) -> PipelineConfig:
+        """Raises ConfigError."""
+        return load(self.path, self.overrides)
+
+
+def _source(values: dict[str, Any]) -> ConfigSource:
+    overrides: dict[str, Any] = dict(parse_set(text) for text in values["set_"])
+    for setting in SETTINGS:
+        value = values[setting.parameter]
+        if value is None:
+            continue
+        if setting.setting.startswith("speculation.fan_out"):
+            value = parse_fan_out(value, setting.setting)
+        overrides[setting.setting] = value
+    return ConfigSource(values["config"], overrides)
+
+
+config_options = expand(
+    "source",
+    [
+        option(
+            "config",
+            Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file")],
+        ),
+        *(
+            option(s.parameter, Annotated[s.type | None, typer.Option(s.flag, help=s.help)])
+            for s in SETTINGS
+        ),
+        option(
+            "set_",
+            Annotated[
+                list[str],
+                typer.Option("--set", metavar="SECTION.KEY=VALUE", help="any setting, repeatable"),
+            ],
+            [],
+        ),
+    ],
+    _source,
+)
+"""Gives a command every configuration option, as ``source: ConfigSource``."""
+
+
+def _params(values: dict[str, Any]) -> SamplingParams:
+    given = {name: value for name, value in values.items() if value is not None}
+    params = SamplingParams(**{**given, "stop": tuple(given["stop"])})
+    params.validate()
+    return params
+
+
+sampling_options = expand(
+    "params",
+    [
+        option("max_tokens", Annotated[int, typer.Option("--max-tokens")], 256),
+        option("temperature", Annotated[float, typer.Option(help="0 is greedy")], 0.0),
+        option("top_p", Annotated[float, typer.Option("--top-p")], 1.0),
+        option("top_k", Annotated[int, typer.Option("--top-k", help="0 = off")], 0),
+        option("min_p", Annotated[float, typer.Option("--min-p")], 0.0),
+        option("seed", Annotated[int | None, typer.Option(help="same seed, same answer")]),
+        option("ignore_eos", Annotated[bool, typer.Option("--ignore-eos")], False),
+        option("stop", Annotated[list[str], typer.Option(help="stop text, repeatable")], []),
+    ],
+    _params,
+)
+"""Gives a command the sampling options, as ``params: SamplingParams``."""
+
+RunName = Annotated[str, typer.Option("--run", help="name of a running pipeline")]
+Endpoint = Annotated[str, typer.Option("--endpoint", help="address of a running pipeline")]

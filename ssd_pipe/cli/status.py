@@ -1,0 +1,38 @@
+"""``ssd-pipe status``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ssd_pipe.cli.options import Endpoint, RunName
+
+if TYPE_CHECKING:
+    from ipc.messages import StatusReply
+
+
+def status(run: RunName = "", endpoint: Endpoint = "") -> None:
+    """Show a running pipeline: its processes, requests and counters."""
+    from ssd_pipe.cli.connect import connect
+
+    with connect(run, endpoint) as client:
+        print_status(client.status())
+
+
+def print_status(reply: StatusReply) -> None:
+    """Processes, then gauges and counters, as tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    draft = f", draft {reply.draft}" if reply.draft else ""
+    console.print(f"run {reply.run}: mode {reply.mode}, target {reply.target}{draft}")
+    console.print(
+        f"{reply.running} running, {reply.waiting} waiting, "
+        f"at most {reply.max_model_len} tokens a request"
+    )
+    table = Table("process", "pid", "state", "detail", box=None)
+    for process in reply.processes:
+        table.add_row(process.name, str(process.pid), process.state, process.detail)
+    console.print(table)
+    for name, value in sorted(reply.counters.items()):
+        console.print(f"  {name} {value:g}")

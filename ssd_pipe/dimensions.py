@@ -1,0 +1,89 @@
+"""Sizes that every process derives alike from the configuration and the two models' configs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+from models.config import ModelConfig
+from ssd_pipe.config import PipelineConfig, fan_out_counts
+from ssd_pipe.errors import ConfigError
+from ssd_pipe.hub import resolve
+
+KV_MEMORY_SHARE = 0.25
+"""Most of the machine's memory that one side's KV takes when its size is left to us (CPU)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """Derived sizes.
+
+    Attributes:
+        max_model_len: tokens of one request, prompt and output.
+        vocab_size: of both models.
+        target_blocks, draft_blocks: KV blocks for trunks.
+        scratch_blocks: KV blocks of the draft for branches.
+        slots, branches, k: shape of the speculation cache.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    target_blocks: int
+    draft_blocks: int
+    scratch_blocks: int
+    slots: int
+    branches: int
+    k: int
+
+
+def dimensions(config: PipelineConfig) -> Dimensions:
+    """Derive sizes. Raises ConfigError naming a setting that does not fit the models."""
+    target = ModelConfig.from_folder(resolve(config.target.model))
+    limit = target.max_positions
+    spec = config.speculation
+    draft = None
+    if config.speculative:
+        draft = ModelConfig.from_folder(resolve(config.draft.model))
+        limit = min(limit, draft.max_positions)
+        if draft.vocab_size != target.vocab_size:
+            raise ConfigError(
+                "draft.model",
+                f"vocabulary of {draft.vocab_size} tokens, the target's has {target.vocab_size}",
+            )
+    wanted = config.scheduler.max_model_len
+    if wanted > limit:
+        raise ConfigError("scheduler.max_model_len", f"{wanted} is over the models' {limit}")
+    max_len = wanted or limit
+    size, slots = config.cache.block_size, config.scheduler.max_num_seqs
+    hit = fan_out_counts(spec.fan_out, spec.k)
+    miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
+    branches = max(sum(hit), sum(miss))
+    one = -(-(max_len + spec.k + 1) // size)
+
+    def blocks(field: str, wanted: int, model: ModelConfig) -> int:
+        return _blocks(f"cache.{field}", wanted, one, slots, _block_bytes(model, size))
+
+    return Dimensions(
+        max_model_len=max_len,
+        vocab_size=target.vocab_size,
+        target_blocks=blocks("target_blocks", config.cache.target_blocks, target),
+        draft_blocks=blocks("draft_blocks", config.cache.draft_blocks, draft) if draft else 0,
+        scratch_blocks=-(-slots * branches * spec.k // size) if config.mode == "ssd" else 0,
+        slots=slots,
+        branches=branches,
+        k=spec.k,
+    )
+
+
+def _block_bytes(model: ModelConfig, block_size: int) -> int:
+    return 2 * 4 * model.num_layers * model.num_kv_heads * model.head_dim * block_size
+
+
+def _blocks(field: str, wanted: int, one: int, slots: int, block_bytes: int) -> int:
+    if wanted and wanted < one:
+        raise ConfigError(field, f"{wanted} blocks do not hold one request of full length ({one})")
+    if wanted:
+        return wanted
+    affordable = int(psutil.virtual_memory().total * KV_MEMORY_SHARE) // block_bytes
+    return max(one, min(one * slots, affordable))

@@ -1,0 +1,1 @@
+"""The draft's side of a round: trunk, backup chains, forks and branches."""

@@ -1,0 +1,78 @@
+"""From the draft's scores over a chain to the branches worth speculating on.
+
+Works on the top candidates of each position only: with a temperature below one the rest of the
+vocabulary weighs next to nothing, and a few rows of 64 numbers cost microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+TEMPERATURES = np.array([0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.5])
+"""Grid of calibration temperatures."""
+_DECAY = 0.98
+_FLOOR = 1e-6
+
+
+@dataclass(slots=True)
+class ChainScores:
+    """Top candidates after each prefix of one chain.
+
+    Attributes:
+        tokens: int64 [K + 1, n], best first.
+        scores: float64 [K + 1, n], the draft's (noised) scores of them.
+        chain: the chain, length K.
+        chain_scores: float64 [K], score of each chain token at its position.
+    """
+
+    tokens: np.ndarray
+    scores: np.ndarray
+    chain: list[int]
+    chain_scores: np.ndarray
+
+    def weights(self, tau: float) -> tuple[np.ndarray, np.ndarray]:
+        """(a, w): chance that the target accepts chain token j given it got there [K], and that
+        it chooses each candidate [K + 1, n], by a softmax of scores / tau."""
+        top = self.scores[:, :1]
+        exp = np.exp((self.scores - top) / tau)
+        total = exp.sum(axis=1, keepdims=True)
+        length = len(self.chain)
+        chain_exp = np.exp((self.chain_scores - top[:length, 0]) / tau)
+        known = (self.tokens[:length] == np.array(self.chain, np.int64)[:, None]).any(axis=1)
+        total[:length, 0] += np.where(known, 0.0, chain_exp)
+        return chain_exp / total[:length, 0], exp / total
+
+    def likelihoods(self, accepted: int, token: int) -> np.ndarray:
+        """Log likelihood of outcome (accepted, token) under each of TEMPERATURES."""
+        result = np.empty(len(TEMPERATURES))
+        at = np.flatnonzero(self.tokens[accepted] == token)
+        for i, tau in enumerate(TEMPERATURES):
+            a, w = self.weights(float(tau))
+            chance = w[accepted, at[0]] if len(at) else _FLOOR
+            result[i] = np.log(np.maximum(a[:accepted], _FLOOR)).sum() + np.log(max(chance, _FLOOR))
+        return result
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Picks the temperature under which the draft's scores predict outcomes best.
+
+    Starts from ``prior`` and follows a decaying sum of log likelihoods over the grid.
+    """
+
+    prior: float
+    _sums: np.ndarray = field(default_factory=lambda: np.zeros(len(TEMPERATURES)))
+
+    def __post_init__(self) -> None:
+        # Worth a handful of outcomes: enough to start well, little enough to be overruled.
+        self._sums -= 4.0 * np.abs(np.log(TEMPERATURES / self.prior))
+
+    def observe(self, likelihoods: np.ndarray) -> None:
+        """Add one outcome's log likelihoods (``ChainScores.likelihoods``)."""
+        self._sums = self._sums * _DECAY + likelihoods
+
+    @property
+    def tau(self) -> float:
+        return float(TEMPERATURES[int(self._sums.argmax())])

@@ -1,0 +1,434 @@
+"""The draft's work in one round: backup chains, glue pass, fork, branches.
+
+The order of a round, for all of its rows together:
+
+1. *backup*: rows whose outcome was a miss get a chain just in time, token by token;
+2. *glue*: one pass over what each trunk lacks, the chain under verification included;
+3. *fork*: the outcomes worth speculating on, chosen from the K + 1 rows of the glue pass;
+4. *branches*: K passes, each extends every branch of every row by one token, published at once.
+
+``round`` is a generator that yields between passes, so that its caller can drop the rest of a round
+when the outcome has already come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ipc.handover import Handover
+from ipc.messages import ChainReady, DraftPlan, DraftRow
+from models.batch import ForwardBatch
+from models.kv_cache import KVCache
+from models.sequence_batch import BatchRow, build_batch
+from models.transformer import Transformer
+from ssd_pipe.config import SpeculationSection, fan_out_counts
+from ssd_pipe.drafting.candidates import Calibration, ChainScores
+from ssd_pipe.drafting.trunk import Trunk
+from ssd_pipe.engine import fanout
+from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
+from ssd_pipe.engine.speculation_cache import SpeculationCache
+from ssd_pipe.params import NoiseKey
+from ssd_pipe.sampling import draft_choice
+from ssd_pipe.sampling.filters import RowSampling
+
+CANDIDATES = 64
+PREFILL_CHUNK = 256
+GREEDY_TAU, SAMPLED_TAU = 0.7, 0.85
+MISS_EXPONENT = 0.7
+"""Power-law exponent r of the miss rate against fan-out (Theorem 12)."""
+
+
+Feed = tuple[Trunk, int, list[int], int]
+"""(trunk, start, tokens to feed there, index of the first whose logits are wanted)."""
+
+
+@dataclass(slots=True)
+class Branches:
+    """The branches of one row: ``outcomes`` are (k, t*), entry i of the cache is outcome i."""
+
+    row: DraftRow
+    trunk: Trunk
+    outcomes: list[tuple[int, int]]
+    offset: int
+
+
+@dataclass(slots=True)
+class Tree:
+    """All branches of a round. ``q``: per depth, distributions float32 [branches, V] or None."""
+
+    rows: dict[int, Branches] = field(default_factory=dict)
+    q: list[torch.Tensor | None] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return sum(len(branches.outcomes) for branches in self.rows.values())
+
+
+class Speculator:
+    """The draft model, its KV and trunks, and the writing side of the speculation cache.
+
+    ``scratch_start`` is the first flat KV slot of the scratch region, which holds
+    max_num_seqs * budget * k branch tokens; ``blocks`` manages the KV before it.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        kv: KVCache,
+        blocks: BlockManager,
+        scratch_start: int,
+        cache: SpeculationCache,
+        spec: SpeculationSection,
+        handover: Handover | None,
+    ) -> None:
+        self._model = model
+        self._kv = kv
+        self._blocks = blocks
+        self._scratch_start = scratch_start
+        self._cache = cache
+        self._spec = spec
+        self._handover = handover
+        self._trunks: dict[int, Trunk] = {}
+        self._tree = Tree()
+        self._asked: dict[int, ChainScores] = {}
+        self._calibration = {
+            True: Calibration(GREEDY_TAU),
+            False: Calibration(SAMPLED_TAU),
+        }
+        hit = fan_out_counts(spec.fan_out, spec.k)
+        miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
+        self._counts = {False: hit, True: miss}
+        self.budget = max(sum(hit), sum(miss))
+        self._cached_a_position = round(sum(hit) / len(hit))
+
+    # ------------------------------------------------------------ state
+
+    def apply(self, plan: DraftPlan) -> None:
+        """Take in what a plan says of the sequences, whether or not its round will run."""
+        for slot in plan.drop:
+            trunk = self._trunks.pop(slot, None)
+            if trunk is not None:
+                self._blocks.release(trunk.table)
+                self._cache.clear(slot)
+                self._asked.pop(slot, None)
+        for start in plan.begin:
+            self._begin(Trunk(start.slot, start.key, list(start.tokens)))
+        for row in plan.rows:
+            trunk = self._trunks[row.slot]
+            self._learn(trunk, row.tokens)
+            trunk.commit(row.length, row.tokens)
+            self._blocks.commit(trunk.table, trunk.tokens, min(trunk.agreed, len(trunk.tokens) - 1))
+            if row.handover and not row.backup:
+                self._hand_over_branch(row)
+
+    def _begin(self, trunk: Trunk) -> None:
+        self._trunks[trunk.slot] = trunk
+        cached = self._blocks.match_prefix(trunk.tokens)
+        covered = len(cached) * self._blocks.block_size
+        self._blocks.allocate(trunk.table, trunk.tokens, cached, num_tokens=covered)
+        trunk.adopt(covered)
+
+    def _learn(self, trunk: Trunk, tokens: list[int]) -> None:
+        """Calibrate on the outcome that ``tokens`` tell of."""
+        scores = self._asked.pop(trunk.slot, None)
+        if scores is None or not tokens:
+            return
+        k = 0
+        while k < len(tokens) - 1 and k < len(scores.chain) and tokens[k] == scores.chain[k]:
+            k += 1
+        greedy = trunk.key.temperature == 0
+        self._calibration[greedy].observe(scores.likelihoods(k, tokens[k]))
+
+    # ------------------------------------------------------------ a round
+
+    def round(self, plan: DraftPlan, answer: Callable[[ChainReady], None]) -> Iterator[str]:
+        """Run a plan's round; yields the stage just done: "backup", "glue", "step"."""
+        chains = {row.slot: list(row.chain) for row in plan.rows}
+        backups = [row for row in plan.rows if row.backup]
+        if backups:
+            for _ in self._backup(plan.round, backups, chains, answer):
+                yield "backup"
+        forks = [row for row in plan.rows if row.fork]
+        ready = [row for row in forks if self._catch_up(self._trunks[row.slot], chains[row.slot])]
+        if not ready:
+            return
+        self._fork(ready, chains)
+        yield "glue"
+        for _ in self._grow(max(row.depth for row in ready)):
+            yield "step"
+
+    def prefill(self) -> bool:
+        """Feed one chunk of some trunk that lags behind; False if none does."""
+        for trunk in self._trunks.values():
+            lag = len(trunk.tokens) - 1 - trunk.agreed
+            if lag > 0:
+                chunk = trunk.tokens[trunk.agreed : trunk.agreed + min(lag, PREFILL_CHUNK)]
+                if self._reserve(trunk, trunk.agreed + len(chunk)):
+                    self._feed([(trunk, trunk.agreed, chunk, len(chunk))])
+                    self._blocks.commit(trunk.table, trunk.tokens, trunk.agreed)
+                    return True
+        return False
+
+    @property
+    def free_blocks(self) -> int:
+        return self._blocks.num_free
+
+    @property
+    def branches(self) -> int:
+        """Branches of the latest round."""
+        return self._tree.size
+
+    # ------------------------------------------------------------ stages
+
+    def _backup(
+        self,
+        number: int,
+        rows: list[DraftRow],
+        chains: dict[int, list[int]],
+        answer: Callable[[ChainReady], None],
+    ) -> Iterator[None]:
+        able = []
+        for row in rows:
+            trunk = self._trunks[row.slot]
+            if self._catch_up(trunk, [0] * row.backup):
+                able.append(row)
+            else:
+                self._hand_over(row, None)
+                answer(ChainReady(round=number, slot=row.slot, tokens=[], probs=[]))
+        qs: dict[int, list[torch.Tensor]] = {row.slot: [] for row in able}
+        probs: dict[int, list[float]] = {row.slot: [] for row in able}
+        drafting = able
+        while drafting:
+            feeds = []
+            for row in drafting:
+                trunk, chain = self._trunks[row.slot], chains[row.slot]
+                if chain:
+                    feeds.append((trunk, len(trunk.tokens) + len(chain) - 1, chain[-1:], 0))
+                else:
+                    start = trunk.feed_start()
+                    tokens = trunk.tokens[start:]
+                    feeds.append((trunk, start, tokens, len(tokens) - 1))
+            hidden = self._feed(feeds)
+            sampling = RowSampling.from_keys([trunk.key for trunk, *_ in feeds])
+            positions = [start + len(tokens) for _, start, tokens, _ in feeds]
+            offsets = [len(chains[row.slot]) for row in drafting]
+            chosen, q = self._propose(hidden, sampling, positions, offsets)
+            still = []
+            for i, row in enumerate(drafting):
+                chains[row.slot].append(chosen[i])
+                if q is not None:
+                    qs[row.slot].append(q[i])
+                if len(chains[row.slot]) < row.backup:
+                    still.append(row)
+                else:
+                    answer(
+                        ChainReady(
+                            round=number,
+                            slot=row.slot,
+                            tokens=chains[row.slot],
+                            probs=probs[row.slot],
+                        )
+                    )
+                    if row.handover:
+                        self._hand_over(row, torch.stack(qs[row.slot]) if qs[row.slot] else None)
+            drafting = still
+            yield
+
+    def _fork(self, rows: list[DraftRow], chains: dict[int, list[int]]) -> None:
+        """Glue pass and choice of branches; publishes the outcomes with no tokens yet."""
+        feeds: list[Feed] = []
+        keys: list[NoiseKey] = []
+        positions: list[int] = []
+        offsets: list[int] = []
+        excluded: list[int] = []
+        for row in rows:
+            trunk, chain = self._trunks[row.slot], chains[row.slot]
+            start = trunk.feed_start()
+            tokens = trunk.tokens[start:] + chain
+            first = len(trunk.tokens) - 1 - start
+            feeds.append((trunk, start, tokens, first))
+            keys += [trunk.key] * (len(chain) + 1)
+            positions += range(len(trunk.tokens), len(trunk.tokens) + len(chain) + 1)
+            offsets += range(len(chain) + 1)
+            excluded += [*chain, -1]
+        logits = self._logits(self._feed(feeds))
+        sampling = RowSampling.from_keys(keys)
+        scores = draft_choice.fork_scores(logits, sampling, positions, self._spec.rule, offsets)
+        chosen = torch.tensor(excluded, device=scores.device)
+        chain_scores = scores.gather(1, chosen.clamp(min=0)[:, None])[:, 0].double().cpu().numpy()
+        top_scores, top_tokens = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1)
+        tokens_np = top_tokens.cpu().numpy()
+        scores_np = top_scores.double().cpu().numpy()
+        tree = Tree()
+        offset = first_row = 0
+        for row in rows:
+            chain = chains[row.slot]
+            span = slice(first_row, first_row + len(chain) + 1)
+            first_row += len(chain) + 1
+            candidates = ChainScores(
+                tokens_np[span], scores_np[span], chain, chain_scores[span][: len(chain)]
+            )
+            outcomes = self._select(self._trunks[row.slot], row, candidates)
+            self._asked[row.slot] = candidates
+            branches = Branches(row, self._trunks[row.slot], outcomes, offset)
+            tree.rows[row.slot] = branches
+            offset += len(outcomes)
+            self._cache.begin_round(row.slot, [(row.prefix_hash, k, t) for k, t in outcomes])
+        self._tree = tree
+
+    def _select(self, trunk: Trunk, row: DraftRow, scores: ChainScores) -> list[tuple[int, int]]:
+        counts = self._counts[row.after_miss]
+        tau = self._calibration[trunk.key.temperature == 0].tau
+        accept, weights = scores.weights(tau)
+        length = len(scores.chain)
+        exclude = np.append(np.array(scores.chain, np.int64), -1)[:, None]
+        tokens = np.where(scores.tokens == exclude, -1, scores.tokens)
+        budget = sum(counts)
+        per_k: list[int] | None = None
+        if self._spec.allocation != "confidence":
+            per_k = counts[: length + 1]
+            if self._spec.allocation == "geometric":
+                per_k = fanout.geometric(
+                    budget, length, float(accept.mean()) if length else 0.5, MISS_EXPONENT
+                )
+            elif length < self._spec.k:
+                per_k = fanout.uniform(budget, length)
+        return fanout.select_branches(tokens, weights, accept, per_k, budget)
+
+    def _grow(self, depth: int) -> Iterator[None]:
+        """Extend all branches, one token a pass, publishing each depth."""
+        tree, k = self._tree, self._spec.k
+        size = tree.size
+        if not size:
+            return
+        branch_rows = list(tree.rows.values())
+        counts = [len(b.outcomes) for b in branch_rows]
+        seqs = np.repeat(np.arange(len(branch_rows), dtype=np.int32), counts)
+        forks = np.concatenate(
+            [np.array([o[0] for o in b.outcomes], np.int64) for b in branch_rows]
+        )
+        tokens = np.concatenate(
+            [np.array([o[1] for o in b.outcomes], np.int64) for b in branch_rows]
+        )
+        lengths = np.repeat([len(b.trunk.tokens) for b in branch_rows], counts)
+        scratch = np.concatenate(
+            [
+                self._scratch_start
+                + (b.row.slot * self.budget + np.arange(len(b.outcomes), dtype=np.int64)) * k
+                for b in branch_rows
+            ]
+        )
+        positions = lengths + forks
+        sampling = RowSampling.from_keys([b.trunk.key for b in branch_rows], counts)
+        tables = _stack_tables([b.trunk.table.blocks for b in branch_rows])
+        device = self._model.backend.device
+        suffix = torch.from_numpy((scratch[:, None] + np.arange(k)).astype(np.int32)).to(device)
+        context = torch.from_numpy(positions.astype(np.int32)).to(device)
+        batch_seqs = torch.from_numpy(seqs).to(device)
+        batch_tables = torch.from_numpy(tables).to(device)
+        logit_index = torch.arange(size, device=device)
+        for step in range(min(depth, k)):
+            batch = ForwardBatch(
+                tokens=torch.from_numpy(tokens).to(device),
+                positions=torch.from_numpy(positions + step).to(device),
+                slots=torch.from_numpy(scratch + step).to(device),
+                seqs=batch_seqs,
+                block_tables=batch_tables,
+                context_lens=context,
+                logit_index=logit_index,
+                suffix_slots=suffix,
+                suffix_lens=torch.full((size,), step + 1, dtype=torch.int32, device=device),
+            )
+            hidden = self._model.forward(batch, self._kv)
+            chosen, q = self._propose(hidden, sampling, positions + step + 1, [step] * size)
+            tokens = np.array(chosen, np.int64)
+            tree.q.append(q)
+            for b in branch_rows:
+                if step < b.row.depth:
+                    part = tokens[b.offset : b.offset + len(b.outcomes)]
+                    self._cache.publish_depth(b.row.slot, step + 1, part, 0.0)
+            yield
+
+    # ------------------------------------------------------------ passes
+
+    def _catch_up(self, trunk: Trunk, chain: list[int]) -> bool:
+        """Blocks for trunk and chain, and no prompt left to feed; False if it cannot be now."""
+        if len(trunk.tokens) - trunk.agreed > PREFILL_CHUNK:
+            return False
+        return self._reserve(trunk, len(trunk.tokens) + len(chain))
+
+    def _reserve(self, trunk: Trunk, num_tokens: int) -> bool:
+        try:
+            self._blocks.ensure(trunk.table, num_tokens)
+        except NoFreeBlocks:
+            return False
+        return True
+
+    def _feed(self, feeds: list[Feed]) -> torch.Tensor:
+        """Feed (trunk, start, tokens, first token with logits) rows -> hidden [L, H]."""
+        rows = [
+            BatchRow(trunk.table.blocks, start, toks, first) for trunk, start, toks, first in feeds
+        ]
+        batch = build_batch(rows, self._blocks.block_size, self._model.backend.device)
+        hidden = self._model.forward(batch, self._kv)
+        for trunk, start, toks, _ in feeds:
+            trunk.fed(start, toks)
+        return hidden
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._model.logits(hidden)
+        if logits is None:
+            raise RuntimeError("the draft does not run tensor-parallel")
+        return logits
+
+    def _propose(
+        self,
+        hidden: torch.Tensor,
+        sampling: RowSampling,
+        positions: draft_choice.Ints,
+        offsets: draft_choice.Ints,
+    ) -> tuple[list[int], torch.Tensor | None]:
+        """Next token of each row and, under the rejection rule, what it was drawn from.
+
+        ``offsets`` count the tokens of the row's chain before it.
+        """
+        tokens, q = draft_choice.propose(
+            self._logits(hidden),
+            sampling,
+            positions,
+            self._spec.rule,
+            offsets,
+            self._spec.saguaro_c,
+            self._cached_a_position,
+        )
+        return tokens.tolist(), q
+
+    # ------------------------------------------------------------ hand-over
+
+    def _hand_over_branch(self, row: DraftRow) -> None:
+        """Distributions of a chain that came out of the cache."""
+        branches = self._tree.rows.get(row.slot)
+        depth = len(row.chain)
+        if branches is None or not 0 <= row.entry < len(branches.outcomes):
+            self._hand_over(row, None)
+            return
+        steps = self._tree.q[:depth]
+        rows = [q[branches.offset + row.entry] for q in steps if q is not None]
+        self._hand_over(row, torch.stack(rows) if len(rows) == depth else None)
+
+    def _hand_over(self, row: DraftRow, q: torch.Tensor | None) -> None:
+        if row.handover and self._handover is not None:
+            rows = None if q is None else q.float().cpu().numpy()
+            self._handover.put(row.slot, row.handover, rows)
+
+
+def _stack_tables(tables: list[list[int]]) -> np.ndarray:
+    """Block tables padded with zeros, int32 [R, longest]."""
+    stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for i, table in enumerate(tables):
+        stacked[i, : len(table)] = table
+    return stacked

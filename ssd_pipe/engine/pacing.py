@@ -1,0 +1,226 @@
+"""When to wait, when to verify, and how far to draft: online estimates and the decisions on them.
+
+Times are seconds throughout. Acceptance is the chance a draft token is accepted given that all
+before it were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ssd_pipe.errors import ConfigError
+
+VerifyTime = float | Callable[[int], float]
+"""Time of a verification: a constant, or a function of the number of tokens fed."""
+
+DEFAULT_TAUS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.5)
+
+# ---------------------------------------------------------------------------- estimators
+
+
+class Ema:
+    """Exponential moving average whose first values count fully (no pull towards zero)."""
+
+    def __init__(self, decay: float = 0.9) -> None:
+        """``decay`` in [0, 1): weight that a value keeps when the next one comes."""
+        if not 0 <= decay < 1:
+            raise ConfigError("decay", f"must be in [0, 1), got {decay!r}")
+        self._decay = decay
+        self._sum = 0.0
+        self._weight = 0.0
+
+    def observe(self, value: float) -> None:
+        self._sum = self._decay * self._sum + value
+        self._weight = self._decay * self._weight + 1
+
+    def value(self, default: float) -> float:
+        """The average, or ``default`` before the first value."""
+        return self._sum / self._weight if self._weight else default
+
+
+class AcceptanceEstimator:
+    """Acceptance per position and overall, from the outcomes of rounds."""
+
+    def __init__(self, k: int, prior: float = 0.7, strength: float = 4, decay: float = 0.98):
+        """``prior`` counts as ``strength`` tokens seen; ``decay`` applies once a round."""
+        if k < 1:
+            raise ConfigError("speculation.k", f"must be at least 1, got {k}")
+        if not 0 <= prior <= 1:
+            raise ConfigError("prior", f"must be in [0, 1], got {prior!r}")
+        if not 0 < decay <= 1:
+            raise ConfigError("decay", f"must be in (0, 1], got {decay!r}")
+        self._prior, self._strength, self._decay = prior, strength, decay
+        self._accepted = np.zeros(k)
+        self._judged = np.zeros(k)
+
+    def observe(self, accepted: int, chain: int) -> None:
+        """A round took ``accepted`` of ``chain`` draft tokens; the first one refused ended it."""
+        self._accepted *= self._decay
+        self._judged *= self._decay
+        self._accepted[:accepted] += 1
+        self._judged[: min(accepted + 1, chain)] += 1
+
+    @property
+    def overall(self) -> float:
+        """a, pooled over positions."""
+        accepted = self._accepted.sum() + self._prior * self._strength
+        return float(accepted / (self._judged.sum() + self._strength))
+
+    def per_position(self) -> list[float]:
+        """a_j for j = 0..k-1; positions seldom reached lean on the overall value."""
+        pull = self._strength
+        return ((self._accepted + pull * self.overall) / (self._judged + pull)).tolist()
+
+
+class TemperatureCalibrator:
+    """Picks the temperature tau under which the draft's probabilities are best calibrated.
+
+    Keeps a decayed log-loss of (predicted probability, happened) pairs for each tau of a grid.
+    """
+
+    def __init__(
+        self, initial: float = 1.0, taus: Sequence[float] = DEFAULT_TAUS, decay: float = 0.999
+    ) -> None:
+        """``initial`` is added to the grid and stands until evidence says otherwise."""
+        if min(initial, *taus) <= 0:
+            raise ConfigError("taus", f"must be above 0, got {[initial, *taus]}")
+        if not 0 < decay <= 1:
+            raise ConfigError("decay", f"must be in (0, 1], got {decay!r}")
+        self.taus: NDArray[np.float64] = np.unique([initial, *taus])
+        self._decay = decay
+        self._loss = np.zeros(len(self.taus))
+        self._loss[self.taus != initial] = 1e-6
+
+    @property
+    def tau(self) -> float:
+        return float(self.taus[self._loss.argmin()])
+
+    def predictions(self, scores: ArrayLike, index: ArrayLike) -> NDArray[np.float64]:
+        """Probability of one candidate per row under every tau of the grid.
+
+        Args:
+            scores: float [m, n], the draft's (noised) scores; what is left out counts as nothing.
+            index: int [m], the candidate asked for.
+
+        Returns:
+            float64 [m, len(taus)], for ``observe``.
+        """
+        rows = np.asarray(scores, dtype=np.float64)
+        shifted = (rows - rows.max(axis=1, keepdims=True))[:, None, :] / self.taus[:, None]
+        chosen = shifted[np.arange(len(rows)), :, np.asarray(index)]
+        return np.exp(chosen) / np.exp(shifted).sum(axis=2)
+
+    def observe(self, predicted: ArrayLike, happened: ArrayLike, at: float = 1.0) -> None:
+        """Add evidence.
+
+        Args:
+            predicted: float [m, len(taus)] probabilities under each tau; or [m] under temperature
+                ``at`` alone, which are carried over to the others as two-way choices.
+            happened: bool [m].
+        """
+        p = np.clip(np.asarray(predicted, dtype=np.float64), 1e-9, 1 - 1e-9)
+        if p.ndim == 1:
+            odds = np.log(p / (1 - p))[:, None] * (at / self.taus)
+            p = np.clip(1 / (1 + np.exp(-odds)), 1e-9, 1 - 1e-9)
+        right = np.where(np.asarray(happened, dtype=bool)[:, None], p, 1 - p)
+        self._loss = self._loss * self._decay ** len(p) - np.log(right).sum(axis=0)
+
+
+class StageTimes:
+    """Moving averages of how long each stage takes; verification by number of tokens fed."""
+
+    def __init__(self, decay: float = 0.9) -> None:
+        self._decay = decay
+        self._verify: dict[int, Ema] = {}
+        self._stages: dict[str, Ema] = {}
+
+    def observe_verify(self, tokens: int, seconds: float) -> None:
+        if tokens not in self._verify:
+            self._verify[tokens] = Ema(self._decay)
+            self._verify = dict(sorted(self._verify.items()))
+        self._verify[tokens].observe(seconds)
+
+    def verify(self, tokens: int, default: float = 0.0) -> float:
+        """Time for ``tokens``; between counts seen it is interpolated, beyond them it is flat."""
+        if not self._verify:
+            return default
+        seen = [ema.value(default) for ema in self._verify.values()]
+        return float(np.interp(tokens, list(self._verify), seen))
+
+    def observe(self, stage: str, seconds: float) -> None:
+        """``stage`` is any name: "draft_step", "glue", ..."""
+        self._stages.setdefault(stage, Ema(self._decay)).observe(seconds)
+
+    def time(self, stage: str, default: float = 0.0) -> float:
+        ema = self._stages.get(stage)
+        return ema.value(default) if ema else default
+
+
+# ---------------------------------------------------------------------------- decisions
+
+
+def expected_tokens(a: float | Sequence[float], depth: int) -> float:
+    """Tokens a verification of ``depth`` draft tokens emits on average, its own one included.
+
+    Args:
+        a: acceptance, one number or one per position (at least ``depth`` of them).
+    """
+    expected, reach = 1.0, 1.0
+    for j in range(depth):
+        reach *= a if isinstance(a, float | int) else a[j]
+        expected += reach
+    return expected
+
+
+def worth_waiting(
+    a: float | Sequence[float], depth_ready: int, verify_time: VerifyTime, step_time: float
+) -> bool:
+    """Whether one more draft token, ``step_time`` from now, raises expected tokens per second.
+
+    Never for more tokens than ``a`` has positions.
+    """
+    if not isinstance(a, float | int) and depth_ready >= len(a):
+        return False
+    now = expected_tokens(a, depth_ready) / _verify(verify_time, depth_ready + 1)
+    later_time = step_time + _verify(verify_time, depth_ready + 2)
+    return expected_tokens(a, depth_ready + 1) / later_time > now
+
+
+def best_chain_length(
+    a: float | Sequence[float],
+    verify_time: VerifyTime,
+    glue_time: float,
+    step_time: float,
+    k_max: int,
+) -> int:
+    """Draft tokens that give the most tokens per second when the target waits for them.
+
+    The first token costs the ``glue_time`` of the pass over what the draft has not seen, each
+    further one ``step_time``. 0 says: do not speculate. Ties go to the shorter chain.
+    """
+    limit = k_max if isinstance(a, float | int) else min(k_max, len(a))
+
+    def rate(k: int) -> float:
+        drafting = glue_time + (k - 1) * step_time if k else 0.0
+        return expected_tokens(a, k) / (drafting + _verify(verify_time, k + 1))
+
+    return max(range(limit + 1), key=rate)
+
+
+def speedup(p_hit: float, e_hit: float, e_miss: float, t_p: float, t_b: float) -> float:
+    """Speed-up of SSD over AR (Theorem 7 of arXiv 2603.03251).
+
+    Args:
+        p_hit: cache hit rate.
+        e_hit, e_miss: tokens per round after a hit and after a miss.
+        t_p, t_b: time of the cached and of the backup speculation, in verification times.
+    """
+    tokens = p_hit * e_hit + (1 - p_hit) * e_miss
+    return tokens / (p_hit * max(1.0, t_p) + (1 - p_hit) * (1 + t_b))
+
+
+def _verify(verify_time: VerifyTime, tokens: int) -> float:
+    return verify_time(tokens) if callable(verify_time) else verify_time

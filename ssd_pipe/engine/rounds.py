@@ -1,0 +1,228 @@
+"""What each round speculates: chains for the target, work for the draft.
+
+Pure, like the scheduler. After a step, ``settle`` looks the outcome up in the speculation cache.
+Before the next one, ``plan_draft`` says what the draft is to do: extend the trunk by the outcome,
+speculate just in time for the rows that missed, and prepare for the outcomes of the coming
+verification. In SD mode there is no cache: every row's chain is made just in time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ipc.messages import ChainReady, DraftPlan, DraftRow, DraftStart
+from ssd_pipe.config import Mode, SpeculationSection
+from ssd_pipe.engine import hashing
+from ssd_pipe.engine.ngram import NgramProposer
+from ssd_pipe.engine.pacing import AcceptanceEstimator, StageTimes, best_chain_length, worth_waiting
+from ssd_pipe.engine.request import Request
+from ssd_pipe.engine.scheduler import Emission, Row, Step
+from ssd_pipe.engine.speculation_cache import SpeculationCache
+from ssd_pipe.params import NoiseKey
+
+
+class Counters(msgspec.Struct):
+    """Totals since start."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    hits: int = 0
+    misses: int = 0
+    backup_jit: int = 0
+    backup_ngram: int = 0
+    backup_none: int = 0
+    accepted_at: list[int] = []
+    hits_at: list[int] = []
+    misses_at: list[int] = []
+
+
+class RoundPlanner:
+    """Chains and draft plans for one pipeline.
+
+    Attributes:
+        acceptance: running estimate, for pacing.
+        times: running stage times in seconds ("verify" by tokens, "step", "glue").
+    """
+
+    def __init__(
+        self, mode: Mode, spec: SpeculationSection, cache: SpeculationCache | None
+    ) -> None:
+        self._mode = mode
+        self._spec = spec
+        self._cache = cache
+        self._ngrams: dict[int, NgramProposer] = {}
+        self._missed: set[int] = set()
+        self._handovers = 0
+        self._rounds = 0
+        self.acceptance = AcceptanceEstimator(spec.k)
+        self.times = StageTimes()
+        width = spec.k + 1
+        self.counters = Counters(
+            accepted_at=[0] * width, hits_at=[0] * width, misses_at=[0] * width
+        )
+
+    def hash0(self, key: NoiseKey) -> int:
+        """Prefix hash of a request before its first token."""
+        return hashing.initial(key, self._spec.rule, self._spec.saguaro_c)
+
+    # ------------------------------------------------------------ after a step
+
+    def settle(self, emission: Emission, chain_length: int) -> None:
+        """Look up a live request's outcome and take the cached chain, if any."""
+        request, k = emission.request, emission.outcome.accepted
+        if chain_length:
+            self.acceptance.observe(k, chain_length)
+            self.counters.rounds += 1
+            self.counters.drafted += chain_length
+            self.counters.accepted += k
+            self.counters.accepted_at[k] += 1
+        if emission.finish:
+            self._ngrams.pop(request.rid, None)
+            return
+        if self._mode != "ssd" or self._cache is None:
+            return
+        hit = self._cache.lookup(request.slot, emission.prefix_hash, k, emission.outcome.token)
+        if hit is None or not hit.depth:
+            request.misses += 1
+            request.after_miss = True
+            self._missed.add(request.rid)
+            self.counters.misses += 1
+            self.counters.misses_at[k] += 1
+            return
+        request.hits += 1
+        request.after_miss = False
+        request.chain = hit.tokens
+        request.entry = hit.entry
+        request.sampled_chain = True
+        self.counters.hits += 1
+        self.counters.hits_at[k] += 1
+
+    def worth_waiting(self, request: Request, batch: int) -> bool:
+        """Whether a hit should wait for the draft's next depth (see ``pacing``)."""
+        if request.entry < 0 or len(request.chain) >= self._spec.k or batch > 1:
+            return False
+        step = self.times.time("step")
+        if not step:
+            return False
+        return worth_waiting(
+            self.acceptance.per_position(), len(request.chain), self.times.verify, step
+        )
+
+    def deepen(self, request: Request) -> bool:
+        """Take what has become ready of a hit's chain since; True if it grew."""
+        if self._cache is None or request.entry < 0:
+            return False
+        ready = self._cache.tokens_of(request.slot, request.entry)
+        if len(ready) <= len(request.chain):
+            return False
+        request.chain = ready
+        return True
+
+    # ------------------------------------------------------------ before a step
+
+    def prepare(self, step: Step, room: dict[int, int]) -> dict[int, int]:
+        """Fit chains to the step; returns how many tokens to draft just in time, by slot.
+
+        ``room`` maps slots to the longest useful chain of the row.
+        """
+        backups = {}
+        decoding = step.decoding
+        missed = [row for row in decoding if row.request.rid in self._missed]
+        for row in decoding:
+            request, limit = row.request, room[row.request.slot]
+            request.chain = request.chain[:limit]
+            if not limit or not (self._mode == "sd" or request.rid in self._missed):
+                continue
+            length = self._jit_length(limit, len(missed), len(decoding))
+            if length:
+                backups[request.slot] = length
+                self.counters.backup_jit += 1
+            elif self._spec.backup in ("auto", "ngram"):
+                request.chain = list(self._ngram(request).propose(limit))
+                self.counters.backup_ngram += bool(request.chain)
+                self.counters.backup_none += not request.chain
+            else:
+                self.counters.backup_none += 1
+        self._missed.clear()
+        return backups
+
+    def _jit_length(self, limit: int, missed: int, batch: int) -> int:
+        """Tokens to draft while the target waits; 0 leaves the row to a free backup."""
+        if self._mode == "sd":
+            return min(limit, self._spec.k)
+        if self._spec.backup == "jit":
+            return min(limit, self._spec.k)
+        if self._spec.backup != "auto" or missed < batch:
+            return 0  # rows that hit must not wait for rows that missed
+        step = self.times.time("backup_step")
+        if not step:
+            return min(limit, self._spec.k)
+        best = best_chain_length(
+            self.acceptance.per_position(), self.times.verify, step, step, self._spec.k
+        )
+        return min(limit, best)
+
+    def _ngram(self, request: Request) -> NgramProposer:
+        proposer = self._ngrams.get(request.rid)
+        if proposer is None:
+            proposer = NgramProposer(self._spec.ngram_max, self._spec.ngram_min)
+            self._ngrams[request.rid] = proposer
+        proposer.extend(request.tokens[len(proposer) :])
+        return proposer
+
+    def plan_draft(self, step: Step, backups: dict[int, int]) -> tuple[DraftPlan, dict[int, int]]:
+        """The draft's part of a step and the hand-over numbers by slot (rejection rule)."""
+        self._rounds += 1
+        handovers: dict[int, int] = {}
+        begin, rows = [], []
+        for row in step.rows:
+            request = row.request
+            if request.draft_length < 0:
+                request.draft_length = len(request.tokens)
+                begin.append(self._start(request))
+            if row.sample and (self._mode == "ssd" or row.request.slot in backups):
+                rows.append(self._draft_row(row, backups.get(request.slot, 0), handovers))
+        plan = DraftPlan(round=self._rounds, rows=rows, begin=begin, drop=step.dropped)
+        return plan, handovers
+
+    @staticmethod
+    def _start(request: Request) -> DraftStart:
+        return DraftStart(
+            rid=request.rid, slot=request.slot, key=request.key, tokens=list(request.tokens)
+        )
+
+    def _draft_row(self, row: Row, backup: int, handovers: dict[int, int]) -> DraftRow:
+        request = row.request
+        length = request.draft_length
+        request.draft_length = len(request.tokens)
+        handover = 0
+        sampled = self._spec.rule == "rejection" and request.key.temperature > 0
+        if sampled and (backup or request.sampled_chain):
+            self._handovers += 1
+            handover = handovers[request.slot] = self._handovers
+        return DraftRow(
+            slot=request.slot,
+            length=length,
+            tokens=request.tokens[length:],
+            chain=request.chain,
+            fork=self._mode == "ssd",
+            depth=self._spec.k,
+            prefix_hash=request.prefix_hash,
+            entry=request.entry,
+            backup=backup,
+            after_miss=request.after_miss,
+            handover=handover,
+        )
+
+    @staticmethod
+    def take_backup(request: Request, answer: ChainReady) -> None:
+        """A just-in-time chain has come."""
+        request.chain = answer.tokens
+        request.entry = -1
+        request.sampled_chain = True
+
+    def forget(self, request: Request) -> None:
+        """A request left without an emission."""
+        self._ngrams.pop(request.rid, None)
+        self._missed.discard(request.rid)

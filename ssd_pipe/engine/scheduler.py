@@ -1,0 +1,333 @@
+"""Continuous batching over paged KV: which sequences run in the next target step.
+
+Pure: no clock, no socket, no tensor. One call of ``schedule`` plans one step; ``apply`` takes what
+the step gave. Decoding rows come first, then prompt chunks fill what is left of the token budget,
+so a long prompt delays others by one chunk at most. When blocks run out the newest sequence is
+preempted by recomputation: its blocks go, its tokens stay, and it comes back by the front door.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ipc.messages import RowOutcome, SeqStart, StepPlan, StepRow
+from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
+from ssd_pipe.engine.hashing import extend_all
+from ssd_pipe.engine.request import Request, Status
+from ssd_pipe.errors import RequestError
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's part of a step: feed ``count`` committed tokens from ``start``.
+
+    ``sample``: its last token's logits choose a token. ``decoding``: it may carry a chain.
+    """
+
+    request: Request
+    start: int
+    count: int
+    sample: bool
+    decoding: bool
+
+
+@dataclass(slots=True)
+class Step:
+    """A planned step. ``begun`` took a slot in it; ``dropped`` are slots freed since the last."""
+
+    number: int
+    rows: list[Row]
+    begun: list[Request]
+    dropped: list[int]
+
+    @property
+    def sampled(self) -> list[Row]:
+        return [row for row in self.rows if row.sample]
+
+    @property
+    def decoding(self) -> list[Row]:
+        return [row for row in self.rows if row.decoding]
+
+    def to_plan(self, handovers: dict[int, int]) -> StepPlan:
+        """The message for the target; ``handovers`` maps slots to hand-over numbers."""
+        rows = []
+        for row in self.rows:
+            request = row.request
+            tokens = request.tokens[row.start : row.start + row.count]
+            chain = request.chain if row.decoding else []
+            blocks = request.table.blocks[request.announced :]
+            request.announced += len(blocks)
+            rows.append(
+                StepRow(
+                    slot=request.slot,
+                    start=row.start,
+                    tokens=tokens + chain,
+                    chain=len(chain),
+                    sample=row.sample,
+                    blocks=blocks,
+                    handover=handovers.get(request.slot, 0),
+                )
+            )
+        begin = [SeqStart(rid=r.rid, slot=r.slot, key=r.key) for r in self.begun]
+        return StepPlan(step=self.number, rows=rows, begin=begin, drop=self.dropped)
+
+
+@dataclass(slots=True)
+class Emission:
+    """Tokens a step added to a request. ``outcome`` is the raw one, ``finish`` "" while it lives.
+
+    ``prefix_hash`` is the request's before these tokens: with the outcome, the cache's key.
+    """
+
+    request: Request
+    tokens: list[int]
+    accepted: int
+    outcome: RowOutcome
+    prefix_hash: int
+    finish: str
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """See the module's docstring.
+
+    Attributes:
+        blocks: the target's KV blocks.
+        max_num_seqs: slots.
+        max_model_len: most tokens (prompt + output) of a request.
+        max_batched_tokens: token budget of a step.
+        lookahead: proposals a decoding row may carry (K; 0 without speculation).
+        max_waiting: length of the waiting line.
+    """
+
+    blocks: BlockManager
+    max_num_seqs: int
+    max_model_len: int
+    max_batched_tokens: int
+    lookahead: int
+    max_waiting: int
+    waiting: deque[Request] = field(default_factory=deque)
+    running: list[Request] = field(default_factory=list)
+    preemptions: int = 0
+    _free_slots: list[int] = field(default_factory=list)
+    _dropped: list[int] = field(default_factory=list)
+    _steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: Request) -> None:
+        """Put a request in line. Raises RequestError: 400 too long or empty, 429 line full."""
+        if not request.tokens:
+            raise RequestError(400, "must not be empty", "prompt")
+        if request.prompt_len + 1 > self.max_model_len:
+            raise RequestError(
+                400,
+                f"has {request.prompt_len} tokens; with one of output the limit is "
+                f"max_model_len = {self.max_model_len}",
+                "prompt",
+            )
+        if len(self.waiting) >= self.max_waiting:
+            raise RequestError(429, f"the waiting line is full ({self.max_waiting} requests)")
+        request.limit = min(request.limit, self.max_model_len)
+        self.waiting.append(request)
+
+    def abort(self, rid: int) -> Request | None:
+        """Forget a request, wherever it is; call between steps. None if it is not known."""
+        for request in self.waiting:
+            if request.rid == rid:
+                self.waiting.remove(request)
+                request.status = Status.FINISHED
+                return request
+        for request in self.running:
+            if request.rid == rid:
+                self._finish(request)
+                return request
+        return None
+
+    def requests(self) -> Iterator[Request]:
+        yield from self.running
+        yield from self.waiting
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    # ------------------------------------------------------------ planning
+
+    def schedule(self) -> Step | None:
+        """Plan the next step, None if nothing can run.
+
+        A decoding row gets blocks for ``lookahead`` proposals; its chain may be set after this
+        call and before ``Step.to_plan``, up to that length and ``chain_room``.
+        """
+        budget = self.max_batched_tokens
+        preempted = self.preemptions
+        rows: list[Row] = []
+        begun: list[Request] = []
+        for request in list(self.running):
+            if request.status is not Status.RUNNING or not request.prefilled:
+                continue  # preempted a moment ago, or still in its prompt
+            need = 1 + self.chain_room(request)
+            if need > budget:
+                break
+            if self._ensure(request, request.computed + need):
+                rows.append(Row(request, request.computed, 1, sample=True, decoding=True))
+                budget -= need
+        rows = [row for row in rows if row.request.status is Status.RUNNING]
+        for request in list(self.running):
+            if request.status is Status.RUNNING and not request.prefilled and budget > 0:
+                budget -= self._add_chunk(request, budget, rows)
+        # A step that preempted admits nobody: whoever left would be let in again at once.
+        while preempted == self.preemptions and self.waiting and budget > 0 and self._free_slots:
+            request = self.waiting[0]
+            if not self._admit(request):
+                break
+            begun.append(request)
+            budget -= self._add_chunk(request, budget, rows)
+        rows = [row for row in rows if row.request.status is Status.RUNNING]
+        begun = [request for request in begun if request.status is Status.RUNNING]
+        if not rows:
+            return None
+        self._steps += 1
+        step = Step(self._steps, rows, begun, self._dropped)
+        self._dropped = []
+        return step
+
+    def take_dropped(self) -> list[int]:
+        """Slots freed since the last step, for when no step is coming."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def chain_room(self, request: Request) -> int:
+        """Longest useful chain: its last accepted token still leaves room for t*."""
+        return max(0, min(self.lookahead, request.room - 1))
+
+    # ------------------------------------------------------------ results
+
+    def apply(self, step: Step, outcomes: Sequence[RowOutcome]) -> list[Emission]:
+        """Commit what a step gave. ``outcomes`` are those of ``step.sampled``, in order.
+
+        Raises ValueError if their number is off.
+        """
+        sampled = step.sampled
+        if len(outcomes) != len(sampled):
+            raise ValueError(f"{len(sampled)} rows sampled, {len(outcomes)} outcomes")
+        by_row = dict(zip(map(id, sampled), outcomes, strict=True))
+        emissions = []
+        for row in step.rows:
+            request = row.request
+            if request.status is not Status.RUNNING:
+                continue
+            outcome = by_row.get(id(row))
+            if outcome is None:
+                request.computed += row.count
+                self.blocks.commit(request.table, request.tokens, request.computed)
+            else:
+                emissions.append(self._commit(row, outcome))
+        return emissions
+
+    def _commit(self, row: Row, outcome: RowOutcome) -> Emission:
+        request, k = row.request, outcome.accepted
+        chain = request.chain if row.decoding else []
+        if not 0 <= k <= len(chain):
+            raise ValueError(f"{k} of {len(chain)} proposals accepted")
+        before = request.prefix_hash
+        tokens, finish = self._cut(request, [*chain[:k], outcome.token])
+        if row.decoding:
+            request.rounds += 1
+            request.drafted += len(chain)
+            request.accepted += k
+        request.computed = row.start + row.count + min(k, len(tokens))
+        request.tokens.extend(tokens)
+        request.prefix_hash = extend_all(before, tokens)
+        request.drop_chain()
+        if finish:
+            self.blocks.commit(
+                request.table, request.tokens, min(request.computed, len(request.tokens) - 1)
+            )
+            self._finish(request)
+        else:
+            self.blocks.commit(request.table, request.tokens, request.computed)
+        return Emission(request, tokens, min(k, len(tokens)), outcome, before, finish)
+
+    @staticmethod
+    def _cut(request: Request, tokens: list[int]) -> tuple[list[int], str]:
+        """End the tokens at the first stop id or at the limit, whichever comes first."""
+        for i, token in enumerate(tokens[: request.room]):
+            if token in request.stop_ids:
+                return tokens[: i + 1], "stop"
+        if len(tokens) >= request.room:
+            return tokens[: request.room], "length"
+        return tokens, ""
+
+    # ------------------------------------------------------------ places and blocks
+
+    def _add_chunk(self, request: Request, budget: int, rows: list[Row]) -> int:
+        count = min(budget, len(request.tokens) - request.computed)
+        if not self._ensure(request, request.computed + count):
+            return 0
+        last = request.computed + count == len(request.tokens)
+        rows.append(Row(request, request.computed, count, sample=last, decoding=False))
+        return count
+
+    def _admit(self, request: Request) -> bool:
+        """Give the head of the line a slot and its known prefix; False if its chunk cannot fit."""
+        cached = self.blocks.match_prefix(request.tokens)
+        covered = len(cached) * self.blocks.block_size
+        chunk = min(len(request.tokens), covered + self.max_batched_tokens)
+        # One block to spare per running sequence: admission must not cause a preemption at once.
+        spare = len(self.running)
+        if self.blocks.blocks_for(chunk) - len(cached) + spare > self.blocks.num_free and spare:
+            return False
+        try:
+            self.blocks.allocate(request.table, request.tokens, cached, num_tokens=covered)
+        except NoFreeBlocks:
+            return False
+        self.waiting.popleft()
+        request.computed = covered
+        request.announced = 0
+        if not request.cached_prompt_tokens:
+            request.cached_prompt_tokens = min(covered, request.prompt_len)
+        request.slot = self._free_slots.pop()
+        request.draft_length = -1
+        request.status = Status.RUNNING
+        self.running.append(request)
+        return True
+
+    def _ensure(self, request: Request, num_tokens: int) -> bool:
+        """Blocks for ``num_tokens`` positions, preempting newer sequences (or itself) for them."""
+        while True:
+            try:
+                self.blocks.ensure(request.table, num_tokens)
+                return True
+            except NoFreeBlocks:
+                victim = self.running[-1]
+                if victim is request and len(self.running) == 1:
+                    raise  # start-up sizing lets any one sequence fit, so this is a defect
+                self._preempt(victim)
+                if victim is request:
+                    return False
+
+    def _preempt(self, request: Request) -> None:
+        self.preemptions += 1
+        self._leave(request)
+        request.computed = 0
+        request.status = Status.WAITING
+        self.waiting.appendleft(request)
+
+    def _finish(self, request: Request) -> None:
+        self._leave(request)
+        request.status = Status.FINISHED
+
+    def _leave(self, request: Request) -> None:
+        self.running.remove(request)
+        self.blocks.release(request.table)
+        self._dropped.append(request.slot)
+        self._free_slots.append(request.slot)
+        request.slot = -1
+        request.drop_chain()

@@ -1,0 +1,251 @@
+"""The speculation cache: outcome (prefix hash, accepted k, token t*) -> next draft tokens.
+
+One flat buffer, usually shared memory. The draft process writes it and the scheduler reads it at
+the same time, without locks or messages: a query costs microseconds. There is one writer.
+
+Each slot (one running sequence) holds ``entries`` branch rows, all decoded together, and one
+*chain row* for a chain drafted just in time after a miss. A row is content-addressed; what a lookup
+returns is only ever a proposal, and its token ids are range-checked, so that a stale row can
+cost speed but never correctness.
+"""
+
+# Memory order. Keys are guarded by a sequence counter that is odd while they change (a seqlock):
+# the reader takes nothing unless it sees the same even value before and after. Tokens of a depth
+# are stored before the depth that announces them, and never change until the keys do. Both need
+# stores to become visible in program order and loads not to pass loads. x86 (TSO) promises that;
+# the compiler cannot reorder either, since every access below is a separate call into numpy or
+# memoryview. Each counter, depth and token is a naturally aligned word and is copied as such. On a
+# weakly ordered CPU (ARM) fences would be needed between the steps marked (1), (2), (3).
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssd_pipe.errors import ConfigError, ResourceError
+
+_MAGIC = 0x5353445043414331
+_HEADER_BYTES = 64
+_RETRIES = 200
+_NO_OUTCOME = -1
+_BRANCHES, _CHAIN = 0, 1
+"""Indices of the two sequence counters of a slot."""
+
+
+class Hit(NamedTuple):
+    """A cached outcome.
+
+    Attributes:
+        entry: row in the slot, for ``depth_of``.
+        depth: draft tokens ready, 0..k.
+        tokens: those tokens.
+        probs: the draft's probability of each, its guess at a_j.
+    """
+
+    entry: int
+    depth: int
+    tokens: list[int]
+    probs: list[float]
+
+
+def _slot_dtype(entries: int, k: int) -> np.dtype[np.void]:
+    # One array per field, not one struct per row: a lookup compares all rows in one operation, and
+    # publishing a depth is one contiguous store per field.
+    rows = entries + 1
+    fields = np.dtype(
+        [
+            ("sequence", "<u4", (2,)),
+            ("hash", "<u8", (rows,)),
+            ("outcome", "<i8", (rows,)),  # accepted << 32 | token
+            ("depth", "<i4", (rows,)),
+            ("tokens", "<i4", (k, rows)),
+            ("probs", "<f4", (k, rows)),
+        ]
+    )
+    line = 64
+    padding = -fields.itemsize % line
+    return np.dtype([*((n, fields[n]) for n in fields.names or ()), ("pad", "u1", (padding,))])
+
+
+def size_bytes(slots: int, entries: int, k: int) -> int:
+    """Bytes of the buffer that SpeculationCache needs."""
+    return _HEADER_BYTES + slots * _slot_dtype(entries, k).itemsize
+
+
+class SpeculationCache:
+    """View of a speculation cache in ``buffer``; one process writes, any number read.
+
+    Attributes:
+        vocab_size: a lookup whose tokens are not all in [0, vocab_size) is a miss.
+    """
+
+    def __init__(
+        self,
+        buffer: Any,
+        slots: int,
+        entries: int,
+        k: int,
+        create: bool,
+        vocab_size: int = 2**31 - 1,
+    ) -> None:
+        """
+        Args:
+            buffer: writable, C-contiguous, at least ``size_bytes`` long, 8-byte aligned.
+            slots: sequences.
+            entries: branches per sequence.
+            k: draft tokens per branch.
+            create: clear and label the buffer; False checks the label.
+
+        Raises:
+            ConfigError: a count below 1.
+            ResourceError: the buffer is too small, or holds a cache of another shape.
+        """
+        for name, value in (("slots", slots), ("entries", entries), ("k", k)):
+            if value < 1:
+                raise ConfigError(name, f"must be at least 1, got {value}")
+        self.slots, self.entries, self.k = slots, entries, k
+        self.vocab_size = vocab_size
+        raw = memoryview(buffer).cast("B")
+        need = size_bytes(slots, entries, k)
+        if raw.nbytes < need:
+            raise ResourceError(f"speculation cache: {need} bytes needed, buffer has {raw.nbytes}")
+        header = raw[:_HEADER_BYTES].cast("Q")
+        shape = [slots, entries, k]
+        body = np.frombuffer(raw, _slot_dtype(entries, k), slots, _HEADER_BYTES)
+        if create:
+            raw[:need] = bytes(need)
+            body["outcome"] = _NO_OUTCOME
+            for i, value in enumerate(shape, 1):
+                header[i] = value
+            header[0] = _MAGIC
+        elif header[0] != _MAGIC or list(header[1:4]) != shape:
+            raise ResourceError(
+                f"speculation cache: buffer does not hold one of slots, entries, k = {shape}"
+            )
+        self._sequence = [memoryview(s["sequence"]) for s in body]
+        self._hash = [s["hash"] for s in body]
+        self._outcome = [s["outcome"] for s in body]
+        self._depth = [s["depth"] for s in body]
+        self._tokens = [s["tokens"] for s in body]
+        self._probs = [s["probs"] for s in body]
+        self._count = [0] * slots
+
+    def close(self) -> None:
+        """Drop every view of the buffer, so that its owner can close it; no call may follow."""
+        for views in (self._hash, self._outcome, self._depth, self._tokens, self._probs):
+            views.clear()
+        self._sequence.clear()
+
+    # ------------------------------------------------------------------ writer
+
+    def begin_round(self, slot: int, keys: Sequence[tuple[int, int, int]]) -> None:
+        """Replace a slot's branches by new ones, with no token ready yet; keeps its chain row.
+
+        Args:
+            keys: (prefix hash, accepted k, token t*) of each branch, at most ``entries``.
+        """
+        n = len(keys)
+        if n > self.entries:
+            raise ConfigError("keys", f"at most {self.entries} branches, got {n}")
+        hashes = np.array([key[0] for key in keys], dtype=np.uint64)
+        outcomes = [accepted << 32 | token for _, accepted, token in keys]
+        self._turn(slot, _BRANCHES)  # (1)
+        self._outcome[slot][n : self.entries] = _NO_OUTCOME
+        self._depth[slot][: self.entries] = 0
+        self._hash[slot][:n] = hashes
+        self._outcome[slot][:n] = outcomes
+        self._turn(slot, _BRANCHES)  # (2)
+        self._count[slot] = n
+
+    def publish_depth(self, slot: int, depth: int, tokens: ArrayLike, probs: ArrayLike) -> None:
+        """Make the ``depth``-th token (from 1) of every branch of the round visible.
+
+        Args:
+            tokens: int [n], one per key of ``begin_round``, in its order.
+            probs: float [n], the draft's probability of each.
+        """
+        if not 1 <= depth <= self.k:
+            raise ConfigError("depth", f"must be 1..{self.k}, got {depth}")
+        n = self._count[slot]
+        self._tokens[slot][depth - 1, :n] = tokens
+        self._probs[slot][depth - 1, :n] = probs
+        self._depth[slot][:n] = depth  # (3)
+
+    def publish_chain(
+        self, slot: int, key: tuple[int, int, int], tokens: Sequence[int], probs: Sequence[float]
+    ) -> None:
+        """Fill the chain row; again with a longer chain when more is ready."""
+        n = len(tokens)
+        if n > self.k:
+            raise ConfigError("tokens", f"at most k = {self.k}, got {n}")
+        row = self.entries
+        self._turn(slot, _CHAIN)
+        self._hash[slot][row] = key[0]
+        self._outcome[slot][row] = key[1] << 32 | key[2]
+        self._tokens[slot][:n, row] = tokens
+        self._probs[slot][:n, row] = probs
+        self._depth[slot][row] = n
+        self._turn(slot, _CHAIN)
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's branches and chain (its sequence left)."""
+        self._turn(slot, _BRANCHES)
+        self._turn(slot, _CHAIN)
+        self._outcome[slot][:] = _NO_OUTCOME
+        self._depth[slot][:] = 0
+        self._turn(slot, _BRANCHES)
+        self._turn(slot, _CHAIN)
+        self._count[slot] = 0
+
+    def _turn(self, slot: int, part: int) -> None:
+        """Flip a sequence counter: odd before an update, even after it."""
+        self._sequence[slot][part] = (self._sequence[slot][part] + 1) & 0xFFFFFFFF
+
+    # ------------------------------------------------------------------ reader
+
+    def lookup(self, slot: int, prefix_hash: int, accepted: int, token: int) -> Hit | None:
+        """The row of an outcome, with what is ready of it by now; None is a miss.
+
+        Also None if the writer stays inside an update for all retries (it was descheduled or died).
+        """
+        sequence = self._sequence[slot]
+        outcome = accepted << 32 | token
+        for attempt in range(_RETRIES):
+            before = (sequence[_BRANCHES], sequence[_CHAIN])
+            if not (before[0] | before[1]) & 1:
+                hit = self._find(slot, prefix_hash, outcome)
+                if (sequence[_BRANCHES], sequence[_CHAIN]) == before:
+                    return hit
+            if attempt > 2:
+                os.sched_yield()
+        return None
+
+    def depth_of(self, slot: int, entry: int) -> int:
+        """Tokens ready in a row now. Whose row it is only ``lookup`` can tell."""
+        return int(self._depth[slot][entry])
+
+    def tokens_of(self, slot: int, entry: int) -> list[int]:
+        """Tokens ready in a row now, empty if they cannot be token ids; see ``depth_of``."""
+        depth = min(self.depth_of(slot, entry), self.k)
+        tokens = self._tokens[slot][:depth, entry].tolist()
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+            return []
+        return tokens
+
+    def _find(self, slot: int, prefix_hash: int, outcome: int) -> Hit | None:
+        hashes = self._hash[slot]
+        for row in (self._outcome[slot] == outcome).nonzero()[0].tolist():
+            if int(hashes[row]) != prefix_hash:
+                continue
+            depth = int(self._depth[slot][row])
+            if not 0 <= depth <= self.k:
+                continue
+            tokens = self._tokens[slot][:depth, row].tolist()
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+                continue
+            return Hit(row, depth, tokens, self._probs[slot][:depth, row].tolist())
+        return None

@@ -1,0 +1,44 @@
+"""Shared memory a run needs, so that a small /dev/shm is refused before anything starts."""
+
+from __future__ import annotations
+
+from ipc.handover import Handover
+from ssd_pipe.config import PipelineConfig, fan_out_counts
+from ssd_pipe.engine import speculation_cache
+
+MIB = 1 << 20
+RING_BYTES = MIB
+RINGS_PER_CHANNEL = 4
+FIXED_BYTES = MIB  # sockets, doorbells, config, locks
+
+
+def channels(config: PipelineConfig) -> int:
+    """Hot-path channels: one per target rank, one more to the draft."""
+    return config.target.tp + (1 if config.speculative else 0)
+
+
+def cache_bytes(config: PipelineConfig) -> int:
+    """The speculation cache: every branch of the larger fan-out, for every running sequence."""
+    spec = config.speculation
+    if config.mode != "ssd":
+        return 0
+    budgets = [sum(fan_out_counts(f, spec.k)) for f in (spec.fan_out, spec.fan_out_miss or 1)]
+    return speculation_cache.size_bytes(config.scheduler.max_num_seqs, max(budgets), spec.k)
+
+
+def handover_bytes(config: PipelineConfig, vocab_size: int) -> int:
+    """Draft distributions for the rejection rule."""
+    if not config.speculative or config.speculation.rule != "rejection":
+        return 0
+    return Handover.size_bytes(config.scheduler.max_num_seqs, config.speculation.k, vocab_size)
+
+
+def shared_bytes(config: PipelineConfig, vocab_size: int) -> int:
+    """Bytes of shared memory the run directory must be able to hold, in whole MiB."""
+    needed = (
+        FIXED_BYTES
+        + channels(config) * RINGS_PER_CHANNEL * RING_BYTES
+        + cache_bytes(config)
+        + handover_bytes(config, vocab_size)
+    )
+    return -(-needed // MIB) * MIB

@@ -1,0 +1,146 @@
+"""The processes of one pipeline as a group: output passed on, exits seen, ended in stages."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ssd_pipe.children import Child
+from ssd_pipe.relay import Sink
+
+TURN = 0.05  # seconds between looks while something is about to happen
+BLAME_WINDOW = 1.0  # seconds in which the exits that follow a failure are collected
+KILL_WAIT = 3.0
+DRAIN_WAIT = 0.5
+
+
+class ProcessGroup:
+    """Used by one thread; only ``wake`` may be called from elsewhere, signal handlers included."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._children: dict[str, Child] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._closed = False
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by process name."""
+        return {name: child.pid for name, child in self._children.items()}
+
+    @property
+    def broken(self) -> bool:
+        """Whether any process has exited."""
+        return any(not child.running for child in self._children.values())
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process. Raises OSError if the machine cannot."""
+        child = Child(name, command, environment)
+        self._children[name] = child
+        self._selector.register(child.pidfd, selectors.EVENT_READ)
+        for pipe in child.pipes:
+            self._selector.register(pipe, selectors.EVENT_READ, child)
+        self._sink.event("info", "started", name=name, pid=child.pid)
+
+    def wake(self) -> None:
+        """End a running ``turn`` early."""
+        if not self._closed:
+            os.eventfd_write(self._wake, 1)
+
+    def turn(self, timeout: float) -> None:
+        """Wait for output, an exit or ``wake``; pass the output on."""
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._wake:
+                os.eventfd_read(self._wake)
+            elif key.data is None:
+                self._selector.unregister(key.fd)  # a pidfd; exits are seen by polling
+            else:
+                child: Child = key.data
+                for stream, line in child.read(key.fd):
+                    self._sink.line(child.name, stream, line)
+                if key.fd not in child.pipes:
+                    self._selector.unregister(key.fd)
+
+    def blame(self) -> str:
+        """The process whose end began the failure, and why it ended.
+
+        Its peers leave within moments, some before it: those of them that a signal ended or that
+        give a reason of their own explain more than those that only miss a peer.
+        """
+        until = time.monotonic() + BLAME_WINDOW
+        exited: list[Child] = []
+        while len(exited) < len(self._children) and time.monotonic() < until:
+            if any(child.died_alone for child in exited):
+                break
+            self.turn(TURN)
+            for child in self._children.values():
+                if not child.running and child not in exited:
+                    exited.append(child)
+        cause = min(exited, key=self._innocence)
+        reason = cause.explain()
+        return reason if self._names_a_peer(cause) else f"{cause.name}: {reason}"
+
+    def _innocence(self, child: Child) -> int:
+        if child.died_alone:
+            return 0
+        if child.process.poll() == 0:
+            return 3
+        return 2 if self._names_a_peer(child) else 1
+
+    def _names_a_peer(self, child: Child) -> bool:
+        """Whether what it says of its end is about another process (``target-0: ...``)."""
+        subject = child.explain().split(maxsplit=1)[0].rstrip(":")
+        return subject != child.name and subject in self._children
+
+    def tear_down(
+        self, stages: Sequence[Sequence[str]], grace: float, hurry: Callable[[], bool]
+    ) -> None:
+        """TERM stage by stage, each with its share of ``grace`` seconds, then KILL what is left.
+
+        Args:
+            stages: roles (a process name up to its "-") that are ended together, in order.
+            grace: seconds until KILL, over all stages.
+            hurry: looked at between turns; True ends the grace time.
+        """
+        begun = time.monotonic()
+        for number, roles in enumerate(stages, 1):
+            stage = [c for c in self._children.values() if c.name.partition("-")[0] in roles]
+            for child in stage:
+                child.send(signal.SIGTERM)
+            self._until_gone(stage, begun + grace * number / len(stages), hurry)
+        for child in self._children.values():
+            if child.running:
+                self._sink.event("warning", "killing", name=child.name, pid=child.pid)
+                child.send(signal.SIGKILL)
+        self._until_gone(list(self._children.values()), time.monotonic() + KILL_WAIT)
+        self._drain()
+
+    def _until_gone(
+        self, group: list[Child], deadline: float, hurry: Callable[[], bool] = bool
+    ) -> None:
+        while any(child.running for child in group) and time.monotonic() < deadline:
+            if hurry():
+                return
+            self.turn(TURN)
+
+    def _drain(self) -> None:
+        """Pass on what is left in the pipes; a grandchild may hold one open for ever."""
+        until = time.monotonic() + DRAIN_WAIT
+        while any(c.pipes for c in self._children.values()) and time.monotonic() < until:
+            self.turn(TURN)
+
+    def close(self) -> None:
+        """Reap everything; the object is of no more use."""
+        self._closed = True
+        for child in self._children.values():
+            if child.running:
+                self._sink.event("error", "cannot be killed", name=child.name, pid=child.pid)
+            else:
+                child.close()
+        self._selector.close()
+        os.close(self._wake)

@@ -1,0 +1,164 @@
+"""Logs: JSON lines to a file per process, readable lines on a terminal.
+
+Every line has ``t`` (CLOCK_MONOTONIC in ns, the same clock in all processes of a machine), ``wall``
+(UTC), ``proc``, ``level`` and ``event``. Lines about a round also carry ``rid`` and
+``round`` (see ``round_event``), so that a round's time line can be put together across processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+
+from ssd_pipe.errors import ResourceError
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_STDERR_LEVEL = {"warning", "error", "critical", "exception"}
+
+
+class _Sink:
+    """The only processor: stamps the event and writes it where it belongs."""
+
+    def __init__(self, process: str, fd: int, pretty: bool) -> None:
+        self._process = process
+        self._fd = fd
+        self._pretty = pretty
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self._console = structlog.dev.ConsoleRenderer(
+            colors="NO_COLOR" not in os.environ, pad_event_to=24
+        )
+        self._second = -1
+        self._second_text = ""
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        now = time.time_ns()
+        level = "error" if method == "exception" else method
+        to_stderr = not event.pop("file_only", False) and (self._pretty or method in _STDERR_LEVEL)
+        if event.get("exc_info"):
+            event = structlog.processors.format_exc_info(logger, method, event)
+        stamped = {
+            "t": time.monotonic_ns(),
+            "wall": self._wall(now),
+            "proc": self._process,
+            "level": level,
+            **event,
+        }
+        if self._fd >= 0 or (to_stderr and not self._pretty):
+            line = self._encoder.encode(stamped) + b"\n"
+            if self._fd >= 0:
+                _write(self._fd, line)
+            if to_stderr and not self._pretty:
+                _write(2, line)
+        if to_stderr and self._pretty:
+            shown = {"timestamp": stamped["wall"][11:23], "level": level, "logger": self._process}
+            text = self._console(logger, method, {**shown, **event})
+            _write(2, f"{text}\n".encode())
+        raise structlog.DropEvent  # written; nothing is left for structlog to do
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _wall(self, now: int) -> str:
+        second, rest = divmod(now, 1_000_000_000)
+        if second != self._second:
+            self._second_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
+        return f"{self._second_text}.{rest // 1000:06d}Z"
+
+
+class _FromLibraries(logging.Handler):
+    """Records of the standard logging module, from libraries, as lines of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger()
+        write = log.error if record.levelno >= logging.ERROR else log.warning
+        write(record.getMessage(), logger_name=record.name)
+
+
+_open_sinks: list[_Sink] = []
+
+
+def configure(
+    process: str, log_file: Path | None, level: str = "info", pretty: bool | None = None
+) -> FilteringBoundLogger:
+    """Set up logging of this process and return its logger.
+
+    Args:
+        process: name on every line, for instance "target-0".
+        log_file: JSON lines are appended here; folders are made. None writes no file.
+        level: lowest level written: debug, info, warning or error.
+        pretty: everything to stderr, readable; False: only warnings and errors, as JSON;
+            None: readable if stderr is a terminal.
+
+    Raises:
+        ResourceError: the file cannot be opened.
+    """
+    fd = -1
+    if log_file is not None:
+        try:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            fd = os.open(log_file, flags, 0o600)
+        except OSError as error:
+            raise ResourceError(f"log file {log_file}: {error.strerror}") from None
+    close()
+    sink = _Sink(process, fd, sys.stderr.isatty() if pretty is None else pretty)
+    _open_sinks.append(sink)
+    structlog.configure(
+        processors=[sink],
+        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+        logger_factory=structlog.ReturnLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    root.handlers = [_FromLibraries(logging.WARNING)]
+    logging.captureWarnings(True)
+    log: FilteringBoundLogger = structlog.get_logger().bind()
+    return log
+
+
+def close() -> None:
+    """Close the log file; later lines reach stderr only."""
+    while _open_sinks:
+        _open_sinks.pop().close()
+
+
+def log_folder(log_dir: str, run: str) -> Path:
+    """Folder of one run's logs: under ``log_dir``, or the user's state folder if it is empty."""
+    if log_dir:
+        return Path(log_dir).expanduser() / run
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "ssd-pipe" / "logs" / run
+
+
+def round_event(
+    log: FilteringBoundLogger, event: str, round_id: int, rid: int | list[int], **fields: Any
+) -> None:
+    """One info line about round ``round_id`` of request (or requests) ``rid``.
+
+    Stage boundaries go into fields whose names end in ``_ns``, on the clock of ``t``.
+    """
+    log.info(event, round=round_id, rid=rid, **fields)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON lacks: NumPy scalars and arrays as numbers and lists, the rest as text."""
+    plain = getattr(value, "tolist", None)
+    return plain() if plain is not None else str(value)
+
+
+def _write(fd: int, line: bytes) -> None:
+    # A full disk or a reader that left must not take the process down with it.
+    with contextlib.suppress(OSError):
+        os.write(fd, line)

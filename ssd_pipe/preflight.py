@@ -1,0 +1,90 @@
+"""Checks of a model pair that need no torch, made before any process is started."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ipc import sockets
+from ssd_pipe.config import PipelineConfig
+from ssd_pipe.dimensions import dimensions
+from ssd_pipe.errors import ModelError, ResourceError
+from ssd_pipe.hub import resolve
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+def check_models(config: PipelineConfig) -> int:
+    """Check the pair as far as is possible without loading it; returns the vocabulary size.
+
+    Raises ModelError (a model, file or weight that is missing or broken) or ConfigError (two
+    vocabularies, a limit the models do not have).
+    """
+    names = [config.target.model, *([config.draft.model] if config.speculative else [])]
+    for name in names:
+        for path in weight_files(resolve(name)):
+            check_safetensors(path)
+    return dimensions(config).vocab_size
+
+
+def check_endpoint_free(endpoint: str) -> None:
+    """Raise ResourceError if somebody listens at ``endpoint`` or it cannot be bound here."""
+    try:
+        sockets.bind(zmq.ROUTER, endpoint).close(0)
+    except ResourceError as error:
+        raise ResourceError(f"run.endpoint: {error}") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, single or sharded. Raises ModelError if one lacks."""
+    index = folder / INDEX_NAME
+    if index.exists():
+        names = _read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ModelError(f"{index}: has no weight_map")
+        files = [folder / name for name in sorted(set(names.values()))]
+    else:
+        files = [folder / SINGLE_NAME]
+    for path in files:
+        if not path.is_file():
+            raise ModelError(f"{path}: weight file is missing")
+    return files
+
+
+def check_safetensors(path: Path) -> None:
+    """Raise ModelError if the header cannot be read or the file ends before its last tensor."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise ModelError(f"{path}: not a safetensors file")
+            header = json.loads(file.read(length))
+        ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise ModelError(f"{path}: not a safetensors file") from None
+    needed = 8 + length + max(ends, default=0)
+    if size < needed:
+        raise ModelError(f"{path}: cut short, has {size} bytes of {needed}")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: must hold an object")
+    return value

@@ -1,0 +1,56 @@
+"""Asks the public endpoint how the pipeline is, without ever waiting for the answer."""
+
+from __future__ import annotations
+
+import msgspec
+import zmq
+
+from ipc.messages import Ask, ServerMessage, StatusReply
+
+
+class StatusProbe:
+    """A DEALER that asks for status every ``interval`` seconds and takes answers when they come.
+
+    Attributes:
+        answered: monotonic time of the last answer, None before the first.
+    """
+
+    def __init__(self, endpoint: str, interval: float) -> None:
+        self.answered: float | None = None
+        self.interval = interval
+        self._asked = float("-inf")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, 4)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._socket.connect(endpoint)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ServerMessage)
+
+    def poll(self, now: float) -> StatusReply | None:
+        """Ask if it is time, return the newest answer that is in, if any. Never blocks."""
+        if now - self._asked >= self.interval:
+            try:
+                self._socket.send(self._encoder.encode(Ask("supervisor")), zmq.NOBLOCK)
+                self._asked = now
+            except zmq.Again:
+                pass  # nobody listens yet
+        newest = None
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return newest
+            try:
+                reply = self._decoder.decode(frames[-1])
+            except msgspec.DecodeError:
+                continue
+            if isinstance(reply, StatusReply):
+                newest, self.answered = reply, now
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._context.term()

@@ -1,0 +1,137 @@
+"""Token ids to text, a few at a time, with exactly the text that decoding them at once gives.
+
+Byte-level BPE is a plain byte stream, so it is decoded as one. Other decoders (sentencepiece
+style) are run over the new tokens behind a few old ones, so that what depends on the text before
+(a leading space, runs of byte tokens) comes out right.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from ssd_pipe.text.tokenizer import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """One per answer. The texts of all calls concatenate to ``tokenizer.decode(all ids)``."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text that is certain after these ids too; characters split over tokens wait."""
+
+    def finish(self) -> str:
+        """What was still waiting. Nothing may be pushed afterwards."""
+
+
+class DetokenizerFactory:
+    """Makes a Detokenizer per answer for one tokenizer; holds what they share."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._byte_level = _is_byte_level(tokenizer)
+        self._token_bytes = _TokenBytes(tokenizer)
+
+    def new(self) -> Detokenizer:
+        if self._byte_level:
+            return ByteStreamDetokenizer(self._token_bytes)
+        return WindowDetokenizer(self._tokenizer)
+
+
+class _TokenBytes(dict[int, bytes]):
+    """Bytes of each token of a byte-level vocabulary, filled as tokens are seen."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._byte_of = byte_of_char()
+
+    def __missing__(self, token_id: int) -> bytes:
+        if token_id in self._tokenizer.special_ids:
+            value = b""
+        else:
+            text = self._tokenizer.backend.id_to_token(token_id) or ""
+            try:
+                value = bytes(self._byte_of[c] for c in text)
+            except KeyError:  # an added token, written as it is
+                value = text.encode()
+        self[token_id] = value
+        return value
+
+
+class ByteStreamDetokenizer:
+    """For byte-level BPE: an incremental UTF-8 decoder over the tokens' bytes."""
+
+    def __init__(self, token_bytes: _TokenBytes) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(b"".join(self._token_bytes[i] for i in ids))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any decoder: decodes new tokens behind the last ones whose text is out.
+
+    A run of byte tokens waits for its end: the decoder takes the run as UTF-8 as a whole or not
+    at all, so an invalid last byte changes the text of the first.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._waiting: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        special = self._tokenizer.special_ids
+        self._waiting += [i for i in ids if i not in special]
+        if not self._waiting:
+            return ""
+        last = self._tokenizer.backend.id_to_token(self._waiting[-1]) or ""
+        if _BYTE_TOKEN.fullmatch(last):
+            return ""
+        text = self._new_text()
+        if text.endswith(_REPLACEMENT):
+            return ""
+        self._advance(text)
+        return text
+
+    def finish(self) -> str:
+        text = self._new_text() if self._waiting else ""
+        self._advance(text)
+        return text
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode(self._context + self._waiting)[len(before) :]
+
+    def _advance(self, text: str) -> None:
+        # The context must hold text: a decoder strips the space of the first token that has any.
+        self._context = self._waiting if text else self._context + self._waiting
+        self._waiting = []
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = tokenizer.backend.decoder
+    if decoder is None:
+        return False
+    spec = json.loads(decoder.__getstate__())
+    members = spec["decoders"] if spec.get("type") == "Sequence" else [spec]
+    kinds = {member.get("type") for member in members}
+    return "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}
+
+
+def byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the rest for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in set(printable)]
+    mapping = {chr(b): b for b in printable}
+    return mapping | {chr(0x100 + i): b for i, b in enumerate(rest)}

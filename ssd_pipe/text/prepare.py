@@ -1,0 +1,110 @@
+"""From what a client submitted to what the scheduler takes: checks, tokens, stop ids, a seed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ipc.messages import Submit
+from ssd_pipe.errors import RequestError
+from ssd_pipe.params import MAX_SEED, NoiseKey
+from ssd_pipe.text.tokenizer import Tokenizer
+
+LONG_TEXT = 4096  # characters; more takes longer to tokenize than an event loop should wait
+MAX_ID = 128  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A valid request. ``max_tokens`` fits the room left; ``stop_ids`` includes EOS."""
+
+    tokens: list[int]
+    max_tokens: int
+    key: NoiseKey
+    stop_ids: list[int]
+
+
+class Preparer:
+    """Checks and tokenizes requests for one target model.
+
+    Args:
+        tokenizer: the target's.
+        eos_ids: ids that end a text unless a request ignores them.
+        vocab_size: rows of the target's embedding.
+        max_model_len: most tokens of prompt and output together.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, eos_ids: Sequence[int], vocab_size: int, max_model_len: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_ids = tuple(eos_ids)
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+
+    @staticmethod
+    def is_long(submit: Submit) -> bool:
+        """Whether tokenizing it should not be done on an event loop."""
+        length = len(submit.prompt or "") + sum(len(m.content) for m in submit.messages or ())
+        return length > LONG_TEXT
+
+    def prepare(self, submit: Submit) -> Prepared:
+        """Raises RequestError naming the field at fault."""
+        if not 1 <= len(submit.id) <= MAX_ID:
+            raise RequestError(400, f"must have 1 to {MAX_ID} characters", "id")
+        params = submit.params
+        params.validate()
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        field, tokens = self._tokens(submit)
+        room = self._max_model_len - len(tokens)
+        if room < 1:
+            raise RequestError(
+                400,
+                f"{len(tokens)} tokens and at least one of output exceed max_model_len = "
+                f"{self._max_model_len}",
+                field,
+            )
+        stop_ids = [*(() if params.ignore_eos else self._eos_ids), *params.stop_token_ids]
+        key = NoiseKey()  # the same for all greedy requests: nothing else shapes their tokens
+        if params.temperature > 0:
+            seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+            key = NoiseKey(seed, params.temperature, params.top_p, params.top_k, params.min_p)
+        return Prepared(tokens, min(params.max_tokens, room), key, list(dict.fromkeys(stop_ids)))
+
+    def _tokens(self, submit: Submit) -> tuple[str, list[int]]:
+        forms = {
+            "prompt": submit.prompt,
+            "messages": submit.messages,
+            "token_ids": submit.token_ids,
+        }
+        given = [name for name, value in forms.items() if value is not None]
+        if len(given) != 1:
+            raise RequestError(
+                400,
+                "exactly one of prompt, messages and token_ids must be given, got "
+                + (" and ".join(given) if given else "none"),
+                given[-1] if given else "prompt",
+            )
+        field = given[0]
+        if not forms[field]:
+            raise RequestError(400, "must not be empty", field)
+        if submit.prompt is not None:
+            tokens = self._tokenizer.encode(submit.prompt)
+        elif submit.messages is not None:
+            tokens = self._tokenizer.encode_chat(
+                [{"role": m.role, "content": m.content} for m in submit.messages]
+            )
+        else:
+            tokens = list(submit.token_ids or ())
+        if not tokens:
+            raise RequestError(400, "holds no tokens", field)
+        self._check_ids(tokens, field)
+        return field, tokens
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        for token_id in ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    400, f"{token_id} is not a token id, they are 0..{self._vocab_size - 1}", field
+                )

@@ -1,0 +1,178 @@
+"""Text to token ids, from a model folder, without importing torch.
+
+The folder's ``tokenizer.json`` is read with the ``tokenizers`` package and its chat template is
+rendered with jinja2, as transformers renders it. A folder without that file goes through
+transformers once, which does import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from jinja2 import Template, TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ssd_pipe.errors import ModelError, RequestError
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Safe to use from several threads.
+
+    Attributes:
+        backend: the ``tokenizers`` object.
+        vocab_size: number of ids it knows, added tokens included.
+        special_ids: ids that decoding leaves out.
+        named_tokens: texts of the tokens that templates refer to (``bos_token``, ...).
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        chat_template: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.named_tokens = dict(named_tokens or {})
+        self._template = _compile(chat_template) if chat_template else None
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Read the tokenizer of a model folder. Raises ModelError."""
+        file = folder / "tokenizer.json"
+        settings = _read_json(folder / "tokenizer_config.json")
+        if file.is_file():
+            try:
+                backend = tokenizers.Tokenizer.from_file(str(file))
+            except Exception as error:  # the package raises bare Exception
+                raise ModelError(f"{file}: cannot be read: {error}") from None
+        else:
+            backend = _convert(folder)
+        named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | _named_tokens(
+            settings
+        )
+        return cls(backend, _find_template(folder, settings), named)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt; a BOS is added only if the tokenizer itself adds one.
+
+        The text of a special token in the prompt becomes that token.
+        """
+        ids: list[int] = self.backend.encode(text, add_special_tokens=True).ids
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation, ending where the assistant's answer begins.
+
+        Raises RequestError (400) without a chat template or if the template refuses.
+        """
+        ids: list[int] = self.backend.encode(
+            self.render_chat(messages), add_special_tokens=False
+        ).ids
+        return ids
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation as the text the model was trained on."""
+        if self._template is None:
+            raise RequestError(400, "the target model has no chat template", "messages")
+        if not messages:
+            raise RequestError(400, "must hold at least one message", "messages")
+        try:
+            return self._template.render(
+                messages=[dict(m) for m in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self.named_tokens,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestError(400, f"the chat template refused: {error}", "messages") from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` without special tokens."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+
+def _compile(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except TemplateError as error:
+        raise ModelError(f"the model's chat template is broken: {error}") from None
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    # jinja's own filter escapes HTML characters, which models were not trained on
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: not a JSON object")
+    return value
+
+
+def _find_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if template is None:
+        template = _read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):  # several named templates
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    found = {}
+    for name in _NAMED_TOKENS:
+        value = settings.get(name)
+        if isinstance(value, dict):  # a serialised AddedToken
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _convert(folder: Path) -> tokenizers.Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        converted: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever transformers makes of a folder it cannot read
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{folder}: no usable tokenizer: {reason}") from None
+    backend = getattr(converted, "backend_tokenizer", None)
+    if not isinstance(backend, tokenizers.Tokenizer):
+        raise ModelError(f"{folder}: its tokenizer has no fast implementation")
+    return backend

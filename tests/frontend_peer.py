@@ -1,0 +1,146 @@
+"""A real frontend on a thread, between test clients and a scheduler played over real sockets."""
+
+import contextlib
+import json
+import threading
+
+import msgspec
+import zmq
+
+from ipc import sockets
+from ipc.messages import (
+    AbortRequest,
+    AddRequest,
+    FromScheduler,
+    ProcessState,
+    SchedulerStats,
+    StatsRequest,
+    ToScheduler,
+)
+from ipc.rundir import RunDir
+from procs import frontend
+from procs.liveness import StopFlag
+from procs.runtime import Runtime
+from ssd_pipe import logs
+from ssd_pipe.config import config_from_mapping
+from tests.text.vocabularies import byte_level
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+MAX_LEN = 64
+TIMEOUT_MS = 10_000
+
+
+def model_folder(path):
+    """A folder the frontend can work with; no weights are ever read from it."""
+    tokenizer = byte_level()
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": tokenizer.vocab_size + 8,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": MAX_LEN,
+        "eos_token_id": 2,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+class Peer:
+    """The scheduler's end of the two sockets."""
+
+    def __init__(self, rundir):
+        self.requests = sockets.bind(zmq.PULL, rundir.endpoint("requests"))
+        self.tokens = sockets.bind(zmq.PUSH, rundir.endpoint("tokens"), linger_ms=0)
+        self._decoder = msgspec.msgpack.Decoder(ToScheduler)
+
+    def recv(self):
+        """The next message of the frontend."""
+        if not self.requests.poll(TIMEOUT_MS):
+            raise TimeoutError("the frontend sent nothing")
+        return self._decoder.decode(self.requests.recv())
+
+    def answer_question(self):
+        question = self.recv()
+        assert isinstance(question, StatsRequest)
+        processes = [ProcessState(name="scheduler", pid=1, state="ready")]
+        values = {"running": 3.0, "waiting": 2.0}
+        self.send(SchedulerStats(question.token, values, processes))
+
+    def add(self):
+        message = self.recv()
+        assert isinstance(message, AddRequest)
+        return message
+
+    def abort(self):
+        message = self.recv()
+        assert isinstance(message, AbortRequest)
+        return message
+
+    def send(self, message: FromScheduler):
+        self.tokens.send(msgspec.msgpack.encode(message))
+
+    def close(self):
+        self.requests.close(0)
+        self.tokens.close(0)
+
+
+class Pipeline:
+    """Run directory, frontend thread and scheduler peer of one test."""
+
+    def __init__(self, tmp_path, endpoint=""):
+        folder = tmp_path / "model"
+        folder.mkdir()
+        shm = tmp_path / "shm"
+        shm.mkdir()
+        self.shm_dir = str(shm)
+        self.config = config_from_mapping(
+            {
+                "mode": "ar",
+                "target": {"model": str(model_folder(folder))},
+                "run": {"shm_dir": self.shm_dir, "endpoint": endpoint},
+            }
+        )
+        self.rundir = RunDir.create(self.shm_dir, "t")
+        self.rundir.config.write_bytes(msgspec.json.encode(self.config))
+        self.endpoint = endpoint or self.rundir.endpoint("public")
+        self.stopping = StopFlag()
+        self.peer = Peer(self.rundir)
+        self.error = None
+        self._log_path = tmp_path / "frontend.jsonl"
+        self._thread = threading.Thread(target=self._body, daemon=True)
+        self._thread.start()
+
+    def _body(self):
+        log = logs.configure("frontend", self._log_path, "info", False)
+        runtime = Runtime("frontend", 0, self.config, self.rundir, log, self.stopping, 1)
+        try:
+            frontend.run(runtime)
+        except Exception as error:
+            self.error = error
+
+    def stop(self):
+        self.stopping.set("test")
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def close(self):
+        self.stop()
+        self.peer.close()
+        self.rundir.close()
+        logs.close()
+
+
+@contextlib.contextmanager
+def pipeline(tmp_path, endpoint=""):
+    made = Pipeline(tmp_path, endpoint)
+    try:
+        yield made
+    finally:
+        made.close()
+    assert made.error is None

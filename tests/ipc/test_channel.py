@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipc.channel import Transport, TypedReceiver, TypedSender
+from ipc.messages import Halt, RowOutcome, StepPlan, StepResult, StepRow, TargetMessage
+from ipc.rundir import RunDir
+from ipc.shm_channel import ShmChannel
+from ipc.zmq_channel import ZmqChannel
+from procs.liveness import StopFlag
+from ssd_pipe.errors import PeerLost, ResourceError
+
+
+class Owner:
+    """A process of a run, without its hub."""
+
+    def __init__(self, rundir: RunDir, transport: Transport) -> None:
+        self.rundir = rundir
+        self.transport = transport
+        self.stopping = StopFlag()
+
+
+@pytest.fixture(params=["shm", "zmq"])
+def owner(shm_dir: Path, request: pytest.FixtureRequest) -> Iterator[Owner]:
+    with RunDir.create(shm_dir, "r") as run:
+        yield Owner(run, request.param)
+
+
+def test_messages_arrive_whole_and_in_order(owner: Owner) -> None:
+    receiver = TypedReceiver.open(owner, "a", TargetMessage)
+    sender = TypedSender.open(owner, "a", TargetMessage)
+    row = StepRow(slot=1, start=2, tokens=[3, 4], chain=1, sample=True, blocks=[7])
+    plans = [StepPlan(step=n, rows=[row] * n) for n in range(50)]
+    for plan in plans:
+        sender.send(plan)
+    sender.send(Halt())
+    assert [receiver.recv(5) for _ in plans] == plans
+    assert receiver.recv(5) == Halt()
+    assert receiver.recv(0) is None
+    sender.close()
+    receiver.close()
+
+
+def test_sender_may_come_first(owner: Owner) -> None:
+    sender = TypedSender.open(owner, "a", Halt)
+    sender.send(Halt())
+    receiver = TypedReceiver.open(owner, "a", Halt)
+    assert receiver.recv(5) == Halt()
+
+
+def test_recv_ends_at_its_deadline_and_at_the_stop_flag(owner: Owner) -> None:
+    receiver = TypedReceiver.open(owner, "a", Halt)
+    start = time.monotonic()
+    assert receiver.recv(0.05) is None
+    assert time.monotonic() - start >= 0.045
+    owner.stopping.set("test")
+    start = time.monotonic()
+    assert receiver.recv(30) is None
+    assert time.monotonic() - start < 5
+    sender = TypedSender.open(owner, "a", Halt)
+    sender.send(Halt())
+    assert wait_for(receiver) == Halt()  # what was sent can still be taken
+
+
+def wait_for(receiver: TypedReceiver[Halt]) -> Halt | None:
+    deadline = time.monotonic() + 5
+    while (message := receiver.recv(0)) is None and time.monotonic() < deadline:
+        pass
+    return message
+
+
+def test_descriptor_works_with_a_poller(owner: Owner) -> None:
+    receiver = TypedReceiver.open(owner, "a", Halt)
+    sender = TypedSender.open(owner, "a", Halt)
+    poll = select.poll()
+    poll.register(receiver.fileno(), select.POLLIN)
+    for burst in (1, 3, 2):
+        for _ in range(burst):
+            sender.send(Halt())
+        taken = 0
+        while taken < burst:
+            assert poll.poll(5000)
+            while receiver.recv(0) is not None:
+                taken += 1
+    while receiver.recv(0) is not None:
+        pass
+    if owner.transport == "shm":  # ZeroMQ's descriptor may be readable without a message
+        assert poll.poll(0) == []
+
+
+def test_an_unreadable_message_is_the_peers_fault(owner: Owner) -> None:
+    receiver = TypedReceiver.open(owner, "a", TargetMessage)
+    sender = TypedSender.open(owner, "a", StepResult)
+    sender.send(StepResult(1, [RowOutcome(0, 1)], 1, 2, 3))
+    with pytest.raises(PeerLost, match="unreadable"):
+        receiver.recv(5)
+
+
+def test_full_channels_raise(shm_dir: Path) -> None:
+    with RunDir.create(shm_dir, "r") as run:
+        ring = ShmChannel.open(run, "a", capacity=64)
+        with pytest.raises(ResourceError, match="does not fit"):
+            ring.send(b"x" * 100)
+        ring.send(b"x" * 40)
+        with pytest.raises(PeerLost, match="full"):
+            ring.send(b"x" * 40, timeout=0.02)
+        queue = ZmqChannel.sender(run.endpoint("nobody"))
+        with pytest.raises(PeerLost, match="queue full"):
+            send_many(queue, 100_000)
+
+
+def send_many(channel: ZmqChannel, count: int) -> None:
+    for _ in range(count):
+        channel.send(b"x", timeout=0.02)
+
+
+def test_receivers_of_one_name_exclude_each_other(shm_dir: Path) -> None:
+    with RunDir.create(shm_dir, "r") as run:
+        first = ZmqChannel.receiver(run.endpoint("a"))
+        with pytest.raises(ResourceError, match="in use"):
+            ZmqChannel.receiver(run.endpoint("a"))
+        first.close()
+        assert oct(os.stat(run.path).st_mode)[-3:] == "700"
+
+
+def test_zmq_over_tcp() -> None:
+    receiver = ZmqChannel.receiver("tcp://127.0.0.1:0")
+    sender = ZmqChannel.sender(receiver.endpoint)
+    sender.send(b"over tcp")
+    assert receiver.recv(5) == b"over tcp"

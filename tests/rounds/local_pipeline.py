@@ -1,0 +1,139 @@
+"""Scheduler, planner, verifier and speculator in one thread, with real models.
+
+The same objects the processes run, joined by function calls instead of channels, so that a test
+decides how far the draft got when a verification ends.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from ipc.messages import AddRequest, ChainReady
+from models.registry import load_model
+from ssd_pipe.config import Mode, PipelineConfig
+from ssd_pipe.drafting.speculator import Speculator
+from ssd_pipe.engine.blocks import BlockManager, BlockTable
+from ssd_pipe.engine.request import Request
+from ssd_pipe.engine.rounds import RoundPlanner
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
+from ssd_pipe.params import NoiseKey
+from ssd_pipe.verification.verifier import Verifier
+
+
+class LocalPipeline:
+    """``haste`` in [0, 1]: chance that a verification ends before the draft's next pass."""
+
+    def __init__(
+        self,
+        mode: Mode,
+        target: Path,
+        draft: Path,
+        config: PipelineConfig,
+        *,
+        blocks: int = 64,
+        haste: float = 0.0,
+        seed: int = 0,
+        backend: str = "reference",
+    ) -> None:
+        spec, size = config.speculation, config.cache.block_size
+        slots = config.scheduler.max_num_seqs
+        self.random = random.Random(seed)
+        self.haste = haste
+        self.config = config
+        model = load_model(target, backend=backend)
+        self.verifier = Verifier(
+            model, model.make_kv(blocks, size), size, spec.rule, lambda *_: None
+        )
+        self.speculator: Speculator | None = None
+        cache = None
+        if mode != "ar":
+            draft_model = load_model(draft, backend=backend)
+            branches = 64
+            shape = (slots, branches, spec.k)
+            cache = SpeculationCache(bytearray(size_bytes(*shape)), *shape, create=True)
+            scratch = -(-slots * branches * spec.k // size)
+            self.draft_blocks = BlockManager(blocks, size)
+            self.speculator = Speculator(
+                draft_model,
+                draft_model.make_kv(blocks + scratch, size),
+                self.draft_blocks,
+                blocks * size,
+                cache,
+                spec,
+                None,
+            )
+        self.planner = RoundPlanner(mode, spec, cache)
+        self.target_blocks = BlockManager(blocks, size)
+        self.scheduler = Scheduler(
+            blocks=self.target_blocks,
+            max_num_seqs=slots,
+            max_model_len=config.scheduler.max_model_len,
+            max_batched_tokens=config.scheduler.max_batched_tokens,
+            lookahead=0 if mode == "ar" else spec.k,
+            max_waiting=1000,
+        )
+        self.outputs: dict[int, list[int]] = {}
+        self.finish: dict[int, str] = {}
+
+    def add(
+        self,
+        rid: int,
+        tokens: list[int],
+        max_tokens: int,
+        key: NoiseKey | None = None,
+        stop_ids: list[int] | None = None,
+    ) -> None:
+        key = key or NoiseKey()
+        message = AddRequest(rid, tokens, max_tokens, key, stop_ids or [], 0)
+        self.outputs[rid] = []
+        self.scheduler.add(Request.from_message(message, self.planner.hash0(key), BlockTable()))
+
+    def abort(self, rid: int) -> None:
+        request = self.scheduler.abort(rid)
+        if request is not None:
+            self.planner.forget(request)
+
+    def step(self) -> None:
+        """One round, exactly as procs.scheduler runs it."""
+        step = self.scheduler.schedule()
+        if step is None:
+            return
+        handovers: dict[int, int] = {}
+        if self.speculator is not None:
+            room = {r.request.slot: self.scheduler.chain_room(r.request) for r in step.decoding}
+            backups = self.planner.prepare(step, room)
+            plan, handovers = self.planner.plan_draft(step, backups)
+            by_slot = {r.request.slot: r.request for r in step.decoding}
+            self.speculator.apply(plan)
+
+            def answer(chain: ChainReady) -> None:
+                self.planner.take_backup(by_slot[chain.slot], chain)
+
+            for stage in self.speculator.round(plan, answer):
+                if stage != "backup" and self.random.random() < self.haste:
+                    break
+            if self.random.random() > self.haste:
+                while self.speculator.prefill():
+                    pass
+        verified = self.verifier.run(step.to_plan(handovers))
+        chains = {r.request.slot: len(r.request.chain) for r in step.decoding}
+        slots = [r.request.slot for r in step.sampled]
+        for slot, emission in zip(
+            slots, self.scheduler.apply(step, verified.outcomes), strict=True
+        ):
+            self.planner.settle(emission, chains.get(slot, 0))
+            self.outputs[emission.request.rid] += emission.tokens
+            if emission.finish:
+                self.finish[emission.request.rid] = emission.finish
+
+    def run(self) -> dict[int, list[int]]:
+        while self.scheduler.has_work:
+            self.step()
+        dropped = self.scheduler.take_dropped()
+        if self.speculator is not None:
+            from ipc.messages import DraftPlan
+
+            self.speculator.apply(DraftPlan(round=0, rows=[], drop=dropped))
+        return self.outputs

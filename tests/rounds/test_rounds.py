@@ -1,0 +1,167 @@
+"""AR, SD and SSD emit the same tokens, whatever the draft, the batch, and who is in a hurry."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.registry import load_model
+from models.sequence_batch import BatchRow, build_batch
+from ssd_pipe.config import PipelineConfig, config_from_mapping
+from ssd_pipe.params import NoiseKey
+from ssd_pipe.sampling.shared_noise import judge
+from tests.rounds.local_pipeline import LocalPipeline
+
+torch.set_num_threads(1)
+TOKENS = 40
+
+
+def settings(**speculation: Any) -> PipelineConfig:
+    return config_from_mapping(
+        {
+            "speculation": {"k": 4, "fan_out": 2} | speculation,
+            "scheduler": {"max_num_seqs": 4, "max_model_len": 200, "max_batched_tokens": 32},
+            "cache": {"block_size": 4},
+        }
+    )
+
+
+def prompts(n: int) -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(3, 61) for _ in range(rng.randrange(1, 60))] for _ in range(n)]
+
+
+KEYS = {
+    "greedy": NoiseKey(),
+    "sampled": NoiseKey(seed=11, temperature=0.8),
+    "filtered": NoiseKey(seed=12, temperature=1.0, top_p=0.9, top_k=20, min_p=0.02),
+}
+
+
+@cache
+def expected(target: Path, prompt: tuple[int, ...], key: NoiseKey, count: int) -> list[int]:
+    """Token by token, no pipeline: prefill of everything so far, then the acceptance rule."""
+    model = load_model(target, backend="reference")
+    kv = model.make_kv(64, 4)
+    tokens = list(prompt)
+    for _ in range(count):
+        row = BatchRow(list(range(64)), 0, tokens, len(tokens) - 1)
+        logits = model.logits(model.forward(build_batch([row], 4), kv))
+        assert logits is not None
+        [(_, token)] = judge(logits, [[]], [key], [len(tokens)])
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+@pytest.mark.parametrize("draft", ["same", "near", "far"])
+def test_same_tokens(
+    target: Path, drafts: dict[str, Path], mode: Any, draft: str, name: str
+) -> None:
+    key = KEYS[name]
+    pipeline = LocalPipeline(mode, target, drafts[draft], settings(), blocks=400)
+    for rid, prompt in enumerate(prompts(6)):
+        pipeline.add(rid, prompt, TOKENS, key)
+    outputs = pipeline.run()
+    for rid, prompt in enumerate(prompts(6)):
+        assert outputs[rid] == expected(target, tuple(prompt), key, TOKENS)
+        assert pipeline.finish[rid] == "length"
+
+
+@pytest.mark.parametrize("haste", [0.3, 0.9])
+@pytest.mark.parametrize("backup", ["auto", "jit", "ngram", "none"])
+@pytest.mark.parametrize("allocation", ["uniform", "geometric", "confidence"])
+def test_hurry_backups_and_allocations_change_nothing(
+    target: Path, drafts: dict[str, Path], haste: float, backup: str, allocation: str
+) -> None:
+    config = settings(backup=backup, allocation=allocation)
+    pipeline = LocalPipeline("ssd", target, drafts["near"], config, blocks=400, haste=haste)
+    for rid, prompt in enumerate(prompts(5)):
+        pipeline.add(rid, prompt, TOKENS, KEYS["sampled"])
+    outputs = pipeline.run()
+    for rid, prompt in enumerate(prompts(5)):
+        assert outputs[rid] == expected(target, tuple(prompt), KEYS["sampled"], TOKENS)
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+def test_preemption_loses_nothing(target: Path, drafts: dict[str, Path], mode: Any) -> None:
+    pipeline = LocalPipeline(mode, target, drafts["near"], settings(), blocks=52)
+    for rid, prompt in enumerate(prompts(8)):
+        pipeline.add(rid, prompt, TOKENS)
+    outputs = pipeline.run()
+    assert pipeline.scheduler.preemptions > 0
+    for rid, prompt in enumerate(prompts(8)):
+        assert outputs[rid] == expected(target, tuple(prompt), NoiseKey(), TOKENS)
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+@pytest.mark.parametrize("seed", range(4))
+def test_aborts_give_every_block_back(
+    target: Path, drafts: dict[str, Path], mode: Any, seed: int
+) -> None:
+    pipeline = LocalPipeline(mode, target, drafts["near"], settings(), blocks=80, haste=0.4)
+    rng = random.Random(seed)
+    for rid, prompt in enumerate(prompts(10)):
+        pipeline.add(rid, prompt, rng.randrange(1, TOKENS), KEYS["sampled"])
+    for _ in range(12):
+        pipeline.step()
+        pipeline.abort(rng.randrange(10))
+    outputs = pipeline.run()
+    for rid, prompt in enumerate(prompts(10)):
+        whole = expected(target, tuple(prompt), KEYS["sampled"], TOKENS)
+        assert outputs[rid] == whole[: len(outputs[rid])]
+    assert pipeline.target_blocks.num_free == 80
+    if mode != "ar":
+        assert pipeline.draft_blocks.num_free == 80
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+@pytest.mark.parametrize("place", range(8))
+def test_stop_token_at_every_place_of_a_round(
+    target: Path, drafts: dict[str, Path], mode: Any, place: int
+) -> None:
+    prompt = prompts(1)[0]
+    whole = expected(target, tuple(prompt), KEYS["sampled"], TOKENS)
+    stop = whole[place]
+    end = whole.index(stop) + 1
+    pipeline = LocalPipeline(mode, target, drafts["same"], settings(), blocks=80)
+    pipeline.add(0, prompt, TOKENS, KEYS["sampled"], [stop])
+    assert pipeline.run()[0] == whole[:end]
+    assert pipeline.finish[0] == "stop"
+
+
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+@pytest.mark.parametrize("limit", range(1, 9))
+def test_max_tokens_is_exact(
+    target: Path, drafts: dict[str, Path], mode: Any, limit: int
+) -> None:
+    prompt = prompts(1)[0]
+    pipeline = LocalPipeline(mode, target, drafts["same"], settings(), blocks=80)
+    pipeline.add(0, prompt, limit)
+    assert pipeline.run()[0] == expected(target, tuple(prompt), NoiseKey(), limit)
+
+
+def test_the_right_draft_is_always_a_hit(target: Path, drafts: dict[str, Path]) -> None:
+    config = settings(allocation="uniform")
+    pipeline = LocalPipeline("ssd", target, drafts["same"], config, blocks=80)
+    pipeline.add(0, prompts(1)[0], 60)
+    pipeline.run()
+    counters = pipeline.planner.counters
+    assert counters.misses == 0
+    assert counters.accepted == counters.drafted
+
+
+def test_same_prompt_again_uses_the_prefix_cache(target: Path, drafts: dict[str, Path]) -> None:
+    prompt = prompts(3)[2]
+    pipeline = LocalPipeline("ssd", target, drafts["same"], settings(), blocks=80)
+    pipeline.add(0, prompt, TOKENS)
+    first = list(pipeline.run()[0])
+    pipeline.add(1, prompt + first[:30], 10)
+    assert pipeline.run()[1] == first[30:40]
+    assert pipeline.target_blocks.hit_tokens > len(prompt)

@@ -1,0 +1,175 @@
+"""Configuration: from a file and the command line to a checked PipelineConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ssd_pipe.config import PipelineConfig
+from ssd_pipe.config_load import (
+    decode,
+    load,
+    parse_fan_out,
+    parse_set,
+    setting_names,
+)
+from ssd_pipe.errors import ConfigError
+from ssd_pipe.footprint import MIB, shared_bytes
+from ssd_pipe.threads import THREAD_VARIABLES, thread_count, thread_environment
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "pipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_no_file_and_no_overrides_give_the_defaults() -> None:
+    assert load(None, {}) == PipelineConfig()
+
+
+def test_overrides_win_over_the_file_and_the_rest_of_a_section_stays(tmp_path: Path) -> None:
+    path = write(tmp_path, 'mode = "sd"\n[speculation]\nk = 3\nfan_out = 2\n')
+    config = load(path, {"speculation.k": 4, "target.tp": 2})
+    assert (config.mode, config.speculation.k, config.speculation.fan_out) == ("sd", 4, 2)
+    assert config.target.tp == 2
+
+
+def test_json_of_a_config_reads_back_equal_with_the_same_digest() -> None:
+    config = load(None, {"speculation.fan_out": [4, 3, 2, 2, 1, 6], "run.name": "x"})
+    again = decode(msgspec.json.encode(config))
+    assert again == config
+    assert again.digest() == config.digest()
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        ("[speculation]\nkk = 3\n", "speculation.kk", "unknown setting (did you mean"),
+        ("[speculations]\nk = 3\n", "speculations", "unknown setting"),
+        ("k = 3\n", "k", "did you mean speculation.k?"),
+        ("[speculation]\nk = 0\n", "speculation.k", "1..32, got 0"),
+        ("[speculation]\nk = 33\n", "speculation.k", "got 33"),
+        ('[speculation]\nk = "five"\n', "speculation.k", "Expected `int`"),
+        ("[speculation]\nfan_out = 65\n", "speculation.fan_out", "0..64"),
+        ("[speculation]\nfan_out = [1, 2]\n", "speculation.fan_out", "k + 1 = 6 counts, got 2"),
+        ("[speculation]\nfan_out_miss = [1]\n", "speculation.fan_out_miss", "got 1"),
+        ("[speculation]\nfan_out = 60\n", "speculation.fan_out", "1..256, got 360"),
+        ('[target]\ntp = 2\ndevice = "cuda:1"\n', "target.device", "one per rank"),
+        ('[draft]\ndevice = "gpu"\n', "draft.device", "'cuda:N'"),
+        ('[run]\nendpoint = "localhost:80"\n', "run.endpoint", "tcp://HOST:PORT"),
+        ('[run]\nendpoint = "tcp://127.0.0.1:99999"\n', "run.endpoint", "99999"),
+        ('[run]\nname = "a b"\n', "run.name", "letters"),
+        ('mode = "turbo"\n', "mode", "turbo"),
+    ],
+)
+def test_a_bad_setting_is_named(tmp_path: Path, text: str, field: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text), {})
+    assert caught.value.field == field
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_socket_path_that_is_too_long_is_refused_with_its_limit() -> None:
+    with pytest.raises(ConfigError, match="at most 107"):
+        load(None, {"run.endpoint": "ipc:///tmp/" + "x" * 120})
+
+
+def test_missing_file_and_bad_toml_are_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        load(missing, {})
+    assert caught.value.field == str(missing)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load(write(tmp_path, "mode = \n"), {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path, {})
+
+
+def test_an_override_below_a_plain_value_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mode: is a value"):
+        load(write(tmp_path, 'mode = "ar"\n'), {"mode.x": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("speculation.k=4", ("speculation.k", 4)),
+        ("mode = ar", ("mode", "ar")),
+        ("target.model='a=b'", ("target.model", "a=b")),
+        ("target.model=org/name", ("target.model", "org/name")),
+        ("draft.cpus=[0, 1]", ("draft.cpus", [0, 1])),
+        ("cache.prefix_caching=false", ("cache.prefix_caching", False)),
+        ("run.grace=2.5", ("run.grace", 2.5)),
+        ("run.log_dir=", ("run.log_dir", "")),
+    ],
+)
+def test_set_reads_toml_values_and_bare_words(text: str, expected: tuple[str, Any]) -> None:
+    assert parse_set(text) == expected
+
+
+@pytest.mark.parametrize("text", ["k", "=4", "draft.cpus=[0", "mode='ar", "mode=1\nx=2"])
+def test_set_refuses_what_is_no_single_value(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_set(text)
+
+
+def test_fan_out_on_the_command_line() -> None:
+    assert parse_fan_out("3") == 3
+    assert parse_fan_out("4,3,2,2,1,6") == [4, 3, 2, 2, 1, 6]
+    assert parse_fan_out("[4, 3]") == [4, 3]
+    for bad in ("", "x", "3,,2", "2.5"):
+        with pytest.raises(ConfigError, match="comma-separated"):
+            parse_fan_out(bad)
+
+
+def test_every_setting_can_be_set_by_its_dotted_name() -> None:
+    plain = msgspec.to_builtins(PipelineConfig())
+    for name in setting_names():
+        value: Any = plain
+        for part in name.split("."):
+            value = value[part]
+        if value is not None:
+            assert load(None, {name: value}) == PipelineConfig()
+
+
+@pytest.mark.parametrize(
+    ("mode", "cores", "target", "draft"),
+    [("ssd", 1, 1, 1), ("ssd", 2, 2, 1), ("ssd", 8, 6, 2), ("sd", 8, 8, 8), ("ar", 4, 4, 4)],
+)
+def test_cores_are_split_by_mode(mode: str, cores: int, target: int, draft: int) -> None:
+    config = load(None, {"mode": mode})
+    assert thread_count(config, "target", cores) == target
+    assert thread_count(config, "draft", cores) == draft
+    assert thread_count(config, "scheduler", cores) == 1
+
+
+def test_target_ranks_share_the_cores_and_settings_win() -> None:
+    assert thread_count(load(None, {"target.tp": 2, "mode": "ar"}), "target", 8) == 4
+    assert thread_count(load(None, {"target.tp": 4, "mode": "ar"}), "target", 2) == 1
+    assert thread_count(load(None, {"draft.threads": 5}), "draft", 2) == 5
+    assert thread_count(load(None, {"draft.cpus": [0, 1, 2]}), "draft", 2) == 3
+
+
+def test_threads_of_the_user_stay_unless_the_config_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "OMP_NUM_THREADS" not in thread_environment(load(None, {}), "target")
+    asked = thread_environment(load(None, {"target.threads": 3}), "target")
+    assert asked == dict.fromkeys(THREAD_VARIABLES, "3")
+
+
+def test_footprint_grows_by_the_handover_of_the_rejection_rule_only() -> None:
+    vocab = 50_000
+    plain = shared_bytes(load(None, {}), vocab)
+    rejection = shared_bytes(load(None, {"speculation.rule": "rejection"}), vocab)
+    rows = 8 * 2 * 5
+    assert abs(rejection - plain - rows * vocab * 4) <= MIB
+    alone = load(None, {"mode": "ar", "speculation.rule": "rejection"})
+    assert shared_bytes(alone, vocab) < plain
+    assert plain % MIB == 0
