@@ -67,6 +67,48 @@ def run(runtime: Runtime) -> None:
             raise
 
 
+class RoundTimes(msgspec.Struct):
+    """Where the time of rounds went, seconds since start.
+
+    ``overhead`` is what lies between two verifications (scheduler, messages, cache query) without
+    the waits for the draft; rounds that follow an idle spell are not counted in it.
+    """
+
+    verify_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    overhead_rounds: int = 0
+    backup_wait_seconds: float = 0.0
+    depth_wait_seconds: float = 0.0
+    draft_busy_seconds: float = 0.0
+    tokens_fed: int = 0
+    steps: int = 0
+    _last_end_ns: int = 0
+    _waited: float = 0.0
+
+    def idle(self) -> None:
+        """Nothing runs: the next gap is no overhead."""
+        self._last_end_ns = 0
+
+    def waited(self, seconds: float) -> float:
+        """The gap now open holds a wait for the draft; returns ``seconds``."""
+        self._waited += seconds
+        return seconds
+
+    def step(self, result: StepResult, tokens: int) -> None:
+        """A step has ended."""
+        self.steps += 1
+        self.tokens_fed += tokens
+        self.verify_seconds += (result.finished_ns - result.started_ns) * 1e-9
+        self.forward_seconds += (result.forward_ns - result.started_ns) * 1e-9
+        if self._last_end_ns:
+            gap = (result.started_ns - self._last_end_ns) * 1e-9 - self._waited
+            self.overhead_seconds += max(0.0, gap)
+            self.overhead_rounds += 1
+        self._last_end_ns = result.finished_ns
+        self._waited = 0.0
+
+
 class _Loop:
     def __init__(self, runtime: Runtime, hub: Hub, sizes: Dimensions) -> None:
         config = runtime.config
@@ -106,6 +148,7 @@ class _Loop:
         self._poller.register(runtime.stopping.fileno(), zmq.POLLIN)
         self._finished_requests = 0
         self._output_tokens = 0
+        self._times = RoundTimes()
 
     def open_cache(self) -> None:
         """Map the speculation cache, which the draft has made by now."""
@@ -128,6 +171,7 @@ class _Loop:
             self._hub.raise_lost()
             busy = self._scheduler.has_work
             if not busy:
+                self._times.idle()
                 self._flush_drops()
                 self._poller.poll(IDLE_POLL_MS)
             self._take_requests()
@@ -215,6 +259,7 @@ class _Loop:
             tokens = sum(row.count for row in step.rows) + sum(
                 len(row.request.chain) for row in step.decoding
             )
+            self._times.step(result, tokens)
             if all(row.decoding for row in step.rows):
                 seconds = (result.finished_ns - result.started_ns) * 1e-9
                 self._planner.times.observe_verify(tokens // len(step.rows), seconds)
@@ -237,24 +282,27 @@ class _Loop:
 
         if self._await(self._notices, "backup chain from the draft", take) is None:
             return False
-        steps = max(backups.values())
-        self._planner.times.observe("backup_step", (time.monotonic() - started) / steps)
+        seconds = self._times.waited(time.monotonic() - started)
+        self._times.backup_wait_seconds += seconds
+        self._planner.times.observe("backup_step", seconds / max(backups.values()))
         return True
 
     def _await_depth(self, request: Request, batch: int) -> None:
         """Let a hit grow while that pays."""
         planner, notices = self._planner, self._notices
-        deadline = time.monotonic() + STUCK
+        started = time.monotonic()
         while notices is not None and planner.worth_waiting(request, batch):
             notice = notices.recv(DEPTH_POLL)
             if isinstance(notice, DraftTimes):
                 self._learn_times(notice)
             planner.deepen(request)
             self._hub.raise_lost()
-            if self._runtime.stopping.is_set() or time.monotonic() > deadline:
+            if self._runtime.stopping.is_set() or time.monotonic() > started + STUCK:
                 return
+        self._times.depth_wait_seconds += self._times.waited(time.monotonic() - started)
 
     def _learn_times(self, times: DraftTimes) -> None:
+        self._times.draft_busy_seconds += (times.finished_ns - times.started_ns) * 1e-9
         if times.steps:
             seconds = (times.tree_ns - times.glue_ns) * 1e-9 / times.steps
             self._planner.times.observe("step", seconds)
@@ -354,6 +402,11 @@ class _Loop:
             "preemptions": scheduler.preemptions,
             "finished_requests": self._finished_requests,
             "output_tokens": self._output_tokens,
+        }
+        values |= {
+            name: value
+            for name, value in msgspec.structs.asdict(self._times).items()
+            if not name.startswith("_")
         }
         for name, value in msgspec.structs.asdict(counters).items():
             if isinstance(value, list):

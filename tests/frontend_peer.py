@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import queue
 import threading
 
 import msgspec
@@ -15,6 +16,7 @@ from ipc.messages import (
     ProcessState,
     SchedulerStats,
     StatsRequest,
+    TokensOut,
     ToScheduler,
 )
 from ipc.rundir import RunDir
@@ -144,3 +146,48 @@ def pipeline(tmp_path, endpoint=""):
     finally:
         made.close()
     assert made.error is None
+
+
+HANG = 9
+"""First token of prompts that ``Echo`` takes and never answers."""
+
+
+class Echo:
+    """A thread that plays the scheduler: answers each prompt with its own tokens, one a message.
+
+    Attributes:
+        added, aborted: messages seen, by arrival.
+    """
+
+    def __init__(self, peer):
+        self.added: queue.Queue[AddRequest] = queue.Queue()
+        self.aborted: queue.Queue[AbortRequest] = queue.Queue()
+        self._peer = peer
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stop.is_set():
+            if not self._peer.requests.poll(20):
+                continue
+            message = self._peer.recv()
+            if isinstance(message, StatsRequest):
+                processes = [ProcessState(name="scheduler", pid=1, state="ready")]
+                self._peer.send(SchedulerStats(message.token, {"running": 1.0}, processes))
+            elif isinstance(message, AbortRequest):
+                self.aborted.put(message)
+            else:
+                self.added.put(message)
+                if message.tokens[0] != HANG:
+                    self._echo(message)
+
+    def _echo(self, request):
+        answer = request.tokens[: request.max_tokens]
+        for at, token in enumerate(answer, start=1):
+            finish = "length" if at == len(answer) else ""
+            self._peer.send(TokensOut(request.rid, [token], 0, finish))
+
+    def close(self):
+        self._stop.set()
+        self._thread.join()

@@ -93,7 +93,8 @@ class Simulation:
             offsets,
         )
         if self.case.spiteful:
-            everything = scores.view(n, K + 1, vocab)[:, 1].argmax(dim=-1) == 0
+            noised = scores.view(n, K + 1, vocab)[:, 1].argmax(dim=-1)
+            everything = (noised == 0) & (chains[:, 1] == 0)
             return everything[:, None, None].expand(-1, K + 1, vocab)
         own = torch.cat([chains, torch.full((n, 1), -1)], 1).view(-1)
         tokens, _ = draft_choice.top_candidates(scores, own, vocab)
@@ -172,7 +173,7 @@ CASES = {
     "rejection-jit-rough": Case("rejection", "jit", rough=True),
     "rejection-ngram": Case("rejection", "ngram"),
     "rejection-ngram-rough-bf16": Case("rejection", "ngram", c=0.5, rough=True, bf16=True),
-    "rejection-spiteful": Case("rejection", "ngram", spiteful=True),
+    "rejection-spiteful": Case("rejection", "ngram", 3, spiteful=True),
     "shared-spiteful": Case("shared_noise", "ngram", spiteful=True),
     "rejection-filters": Case("rejection", "ngram", 8, 0.7, NoiseKey(0, 0.8, 0.9, 5, 0.02)),
 }

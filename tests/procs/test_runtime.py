@@ -1,0 +1,329 @@
+"""The life of a group of real processes around runtime and hub, and every way it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ipc.rundir import list_runs
+from procs.hub import expected_names
+from procs.liveness import Pulse, StopFlag, Stopping
+from ssd_pipe.config import PipelineConfig, RunSection, TargetSection
+from tests.ipc.waiting import eventually
+
+MEMBERS = ("scheduler", "frontend", "target-0")
+
+
+class Group:
+    """Members of one run: a scheduler, a frontend and a target of mode "ar"."""
+
+    def __init__(self, folder: Path, shm_dir: Path, **run: Any) -> None:
+        section = RunSection(
+            name="r",
+            shm_dir=str(shm_dir),
+            log_dir=str(folder / "logs"),
+            **{"beat_timeout": 10.0, "ready_timeout": 60.0, **run},
+        )
+        self.config = PipelineConfig(mode="ar", run=section)
+        self.folder = folder
+        self.shm_dir = shm_dir
+        self.members: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "config.json").write_bytes(msgspec.json.encode(self.config))
+
+    def start(
+        self, name: str, behaviour: str = "serve", key: str = "", **environment: str
+    ) -> subprocess.Popen[bytes]:
+        role, _, rank = name.partition("-")
+        member = subprocess.Popen(
+            [sys.executable, "-m", "tests.procs.member", role, behaviour]
+            + [str(self.folder / "config.json"), rank or "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+        )
+        self.members[key or name] = member
+        return member
+
+    def start_all(self, **behaviours: str) -> None:
+        for name in MEMBERS:
+            self.start(name, behaviours.get(name.partition("-")[0], "serve"))
+
+    def hear(self, name: str, what: str) -> dict[str, Any]:
+        """The member's next report, which must be ``what``."""
+        stdout = self.members[name].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line, f"{name} ended: {self.members[name].communicate()}"
+        told: dict[str, Any] = json.loads(line)
+        assert told["what"] == what
+        return told
+
+    def until_ready(self) -> dict[str, dict[str, Any]]:
+        self.hear("scheduler", "listening")
+        return {name: self.hear(name, "ready") for name in MEMBERS}
+
+    def end(self, name: str, seconds: float = 20) -> tuple[int, str]:
+        """Exit status and what the member wrote to stderr."""
+        member = self.members[name]
+        stderr = member.communicate(timeout=seconds)[1].decode()
+        return member.returncode, stderr
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        text = (self.folder / "logs" / "r" / f"{name}.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def make_group(tmp_path: Path) -> Iterator[Any]:
+    groups: list[Group] = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sp-") as shm_dir:
+
+        def make(**run: Any) -> Group:
+            groups.append(Group(tmp_path, Path(shm_dir), **run))
+            return groups[-1]
+
+        yield make
+        for group in groups:
+            for member in group.members.values():
+                member.kill()
+                member.communicate()
+        # However the group ended, nothing is left of it.
+        base = Path(shm_dir) / f"ssd-pipe-{os.getuid()}"
+        assert eventually(lambda: not base.exists() or os.listdir(base) == [])
+
+
+def test_a_group_comes_up_and_goes_down_in_order(make_group: Any) -> None:
+    group = make_group()
+    for name in reversed(MEMBERS):  # the hub last: the others wait for it
+        group.start(name)
+    told = group.until_ready()
+    assert told["frontend"]["group"] == told["target-0"]["group"] == {"answer": 42}
+    assert {t["transport"] for t in told.values()} == {"shm"}
+    facts = told["scheduler"]["facts"]
+    assert list(facts) == ["frontend", "target-0"]
+    assert facts["frontend"] == {"rank": 0, "threads": 1}
+    states = {s["name"]: (s["state"], s["pid"]) for s in told["scheduler"]["states"]}
+    assert states == {name: ("ready", group.members[name].pid) for name in MEMBERS}
+    assert list_runs(group.shm_dir) == ["r"]
+    comm = Path(f"/proc/{group.members['target-0'].pid}/comm").read_text().strip()
+    assert comm == "ssd-target-0"
+
+    group.members["scheduler"].send_signal(signal.SIGTERM)
+    for name in ("frontend", "target-0"):
+        assert group.hear(name, "stopping")["reason"] == "SIGTERM"
+    assert [group.end(name) for name in MEMBERS] == [(0, "")] * 3
+    events = [line["event"] for line in group.log("scheduler")]
+    assert events[:2] == ["start", "transport"]
+    assert sorted(events[2:6]) == ["connected", "connected", "peer ready", "peer ready"]
+    assert events[-1] == "exit"
+    assert {line["proc"] for line in group.log("target-0")} == {"target-0"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_a_process_in_order(make_group: Any, number: int) -> None:
+    group = make_group()
+    group.start_all()
+    group.until_ready()
+    for name in MEMBERS:
+        group.members[name].send_signal(number)
+    assert [group.end(name)[0] for name in MEMBERS] == [0, 0, 0]
+
+
+def test_killed_worker_is_noticed_at_once(make_group: Any) -> None:
+    group = make_group()
+    group.start_all()
+    group.until_ready()
+    worker = group.members["target-0"]
+    worker.kill()
+    told = group.hear("scheduler", "events")
+    assert told["events"] == [["target-0", f"process {worker.pid} died"]]
+    assert {s["name"]: s["state"] for s in told["states"]}["target-0"] == "dead"
+    status, stderr = group.end("scheduler", 8)  # sooner than the silence of beat_timeout
+    assert status == 1
+    assert stderr == f"error: target-0: process {worker.pid} died\n"
+    assert group.hear("frontend", "stopping")["reason"] == stderr[7:].strip()
+    assert group.end("frontend")[0] == 0
+
+
+def test_killed_scheduler_is_noticed_at_once(make_group: Any) -> None:
+    group = make_group()
+    group.start_all()
+    group.until_ready()
+    group.members["scheduler"].kill()
+    for name in ("frontend", "target-0"):
+        status, stderr = group.end(name, 8)
+        assert status == 1
+        assert stderr == "error: scheduler: connection closed\n"
+
+
+def test_kill_9_of_the_whole_group(make_group: Any) -> None:
+    group = make_group()
+    group.start_all()
+    group.until_ready()
+    for member in group.members.values():
+        member.kill()
+    assert eventually(lambda: list_runs(group.shm_dir) == [])
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "line"),
+    [("bad-config", "target.model: no such folder"), ("bug", "ValueError: two lines")],
+)
+def test_a_failing_process_ends_the_group_with_its_own_words(
+    make_group: Any, behaviour: str, line: str
+) -> None:
+    group = make_group()
+    group.start_all(target=behaviour)
+    status, stderr = group.end("target-0")
+    assert status == 1
+    assert stderr == f"error: {line}\n"
+    group.hear("scheduler", "listening")
+    assert group.end("scheduler") == (1, f"error: target-0: {line}\n")
+    assert group.end("frontend") == (0, "")  # told to shut down while it waited for the group
+    record = next(r for r in group.log("target-0") if r["level"] == "error")
+    assert record["event"] == line
+    assert ("exception" in record) == (behaviour == "bug")
+
+
+def test_a_stuck_worker_is_noticed(make_group: Any) -> None:
+    group = make_group(beat_timeout=1.0)
+    group.start_all(target="stuck")
+    group.until_ready()
+    told = group.hear("scheduler", "events")
+    assert told["events"] == [["target-0", "no heartbeat for 1 s"]]
+    assert group.end("scheduler") == (1, "error: target-0: no heartbeat for 1 s\n")
+    assert group.end("frontend")[0] == 0
+
+
+def test_a_stuck_scheduler_is_noticed(make_group: Any) -> None:
+    group = make_group(beat_timeout=1.0)
+    group.start_all(scheduler="stuck")
+    group.until_ready()
+    for name in ("frontend", "target-0"):
+        assert group.end(name) == (1, "error: scheduler: no heartbeat for 1 s\n")
+
+
+def test_second_of_a_name_other_config_and_strangers_are_refused(make_group: Any) -> None:
+    group = make_group()
+    group.start("scheduler")
+    group.start("target-0", "never-ready")
+    group.hear("target-0", "loading")
+    pid = group.members["target-0"].pid
+    group.start("target-0", key="second")
+    group.start("frontend", "other-config", key="other")
+    group.start("draft", key="stranger")
+    for key, reason in (
+        ("second", f"refused target-0: target-0 is connected already (pid {pid})"),
+        ("other", "refused frontend: it was started with another configuration"),
+        ("stranger", "refused draft: this run has no process 'draft', it has frontend, target-0"),
+    ):
+        status, stderr = group.end(key)
+        assert status == 1
+        assert f"error: the scheduler {reason}" in stderr
+    # None of this harmed the group: it still becomes ready with the right ones.
+    group.members["target-0"].send_signal(signal.SIGTERM)
+    assert group.end("target-0") == (0, "")
+
+
+def test_a_second_scheduler_of_the_run_is_refused(make_group: Any) -> None:
+    group = make_group()
+    group.start("scheduler")
+    group.hear("scheduler", "listening")
+    group.start("scheduler", key="second")
+    status, stderr = group.end("second")
+    assert status == 1
+    assert "hub.sock: address in use" in stderr
+    group.start("frontend")
+    group.start("target-0")
+    assert group.hear("scheduler", "ready")["facts"]["target-0"]["rank"] == 0
+
+
+def test_waiting_for_the_group_has_a_deadline(make_group: Any) -> None:
+    group = make_group(ready_timeout=2.0)
+    group.start("scheduler")
+    group.start("target-0", "never-ready")
+    status, stderr = group.end("scheduler")
+    assert status == 1
+    assert "not ready within 2 s: frontend (not connected), target-0 (starting)" in stderr
+    assert group.end("target-0")[0] == 0
+
+
+def test_a_process_without_its_scheduler_gives_up(make_group: Any) -> None:
+    group = make_group(ready_timeout=1.0)
+    group.start("frontend")
+    expected = (1, "error: scheduler: no answer to frontend within 1 s\n")
+    assert group.end("frontend") == expected
+
+
+def test_unusable_cores_are_named(make_group: Any) -> None:
+    group = make_group()
+    config = msgspec.structs.replace(group.config, target=TargetSection(cpus=[4000]))
+    (group.folder / "config.json").write_bytes(msgspec.json.encode(config))
+    group.start("target-0")
+    status, stderr = group.end("target-0")
+    assert status == 1
+    assert stderr.startswith("error: target.cpus: ")
+
+
+def test_a_process_ends_with_its_supervisor(make_group: Any) -> None:
+    """The supervisor is a shell that waits for its child; killing it must end the child."""
+    group = make_group()
+    script = 'SSD_SUPERVISOR_PID=$$ "$@" & echo $!; wait'
+    member = [sys.executable, "-m", "tests.procs.member", "frontend", "never-ready"]
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", script, "sh", *member, str(group.folder / "config.json"), "0"],
+        stdout=subprocess.PIPE,
+    )
+    group.members["shell"] = shell
+    assert shell.stdout is not None
+    pidfd = os.pidfd_open(int(shell.stdout.readline()))
+    assert eventually(lambda: list_runs(group.shm_dir) == ["r"])
+    shell.kill()
+    assert eventually(lambda: list_runs(group.shm_dir) == [], 15)
+    os.close(pidfd)
+    assert [r["reason"] for r in group.log("frontend") if r["event"] == "exit"] == ["SIGTERM"]
+
+
+def test_a_process_of_a_dead_supervisor_does_not_start(make_group: Any) -> None:
+    group = make_group()
+    group.start("frontend", SSD_SUPERVISOR_PID="1")
+    assert group.end("frontend") == (0, "")
+    assert not (group.folder / "logs").exists()
+
+
+def test_expected_names() -> None:
+    assert expected_names(PipelineConfig(mode="ar")) == ["frontend", "target-0"]
+    tp = PipelineConfig(mode="ssd", target=TargetSection(tp=2))
+    assert expected_names(tp) == ["frontend", "target-0", "target-1", "draft"]
+
+
+def test_stop_flag() -> None:
+    flag = StopFlag()
+    flag.check()
+    assert not flag.wait(0)
+    flag.set("first")
+    flag.set("second")
+    assert flag.wait(30)
+    assert flag.reason == "first"
+    with pytest.raises(Stopping, match="first"):
+        flag.check()
+
+
+def test_pulse_is_exempt_until_begun() -> None:
+    pulse = Pulse(limit=0)
+    assert pulse.beating()
+    pulse.begin()
+    assert not pulse.beating()
+    pulse = Pulse(limit=60)
+    pulse.begin()
+    assert pulse.beating()

@@ -1,0 +1,229 @@
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+import pytest
+import zmq
+
+from ipc.messages import ChatMessage
+from ssd_pipe.client import AsyncClient, Client, Result
+from ssd_pipe.endpoint import MAX_MESSAGE, find_endpoint
+from ssd_pipe.errors import PeerLost, RequestError, ResourceError
+from ssd_pipe.params import SamplingParams
+from tests.frontend_peer import HANG, Echo, pipeline
+from tests.text.vocabularies import byte_level
+
+WAIT = 10.0
+
+
+@pytest.fixture
+def run(tmp_path):
+    with pipeline(tmp_path) as made:
+        made.echo = Echo(made.peer)
+        yield made
+        made.stop()
+        made.echo.close()
+
+
+@pytest.fixture
+def client(run):
+    with Client(run.endpoint, timeout=WAIT) as made:
+        yield made
+
+
+def test_generate_returns_the_whole_answer(client):
+    result = client.generate("the lazy dog", max_tokens=50)
+    assert isinstance(result, Result)
+    assert (result.text, result.finish_reason) == ("the lazy dog", "length")
+    assert result.token_ids == tuple(byte_level().encode("the lazy dog"))
+    assert result.metrics.output_tokens == len(result.token_ids)
+
+
+def test_every_form_of_prompt_and_of_parameters(run, client):
+    ids = byte_level().encode("fox")
+    assert client.generate(token_ids=ids).text == "fox"
+    assert client.generate(messages=[ChatMessage("user", "hi")]).text == "user: hi\n"
+    assert client.generate(messages=[{"role": "user", "content": "hi"}]).text == "user: hi\n"
+    assert client.chat("hi").result().text == "user: hi\n"
+    params = SamplingParams(temperature=0.5, seed=3)
+    assert client.generate("fox", params, stop="ox", seed=4).text == "f"
+    while not run.echo.added.empty():
+        last = run.echo.added.get()
+    assert (last.key.temperature, last.key.seed) == (0.5, 4)
+
+
+def test_a_stream_gives_chunks_as_they_come(client):
+    with client.stream("a 🙂 b") as stream:
+        chunks = list(stream)
+    assert len(chunks) == len(byte_level().encode("a 🙂 b"))
+    assert "".join(c.text for c in chunks) == "a 🙂 b"
+    assert [c.finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert list(stream) == []
+
+
+def test_requests_of_one_client_run_side_by_side(run, client):
+    hanging = client.stream(token_ids=[HANG])
+    streams = [client.stream(f"number {i}") for i in range(8)]
+    assert [s.result().text for s in reversed(streams)] == [f"number {i}" for i in range(7, -1, -1)]
+    results = {}
+
+    def work(i):
+        results[i] = client.generate(f"thread {i}").text
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert results == {i: f"thread {i}" for i in range(6)}
+    hanging.close()
+    assert run.echo.aborted.get(timeout=WAIT).reason == "cancelled"
+
+
+def test_cancel_ends_the_stream_with_a_chunk(run, client):
+    stream = client.stream(token_ids=[HANG])
+    rid = run.echo.added.get(timeout=WAIT).rid
+    stream.cancel()
+    assert [c.finish_reason for c in stream] == ["cancelled"]
+    assert run.echo.aborted.get(timeout=WAIT).rid == rid
+
+
+@pytest.mark.parametrize("how", ["close", "with", "drop", "client"])
+def test_leaving_a_stream_early_cancels_the_request(run, client, how):
+    stream = client.stream(token_ids=[HANG])
+    rid = run.echo.added.get(timeout=WAIT).rid
+    if how == "close":
+        stream.close()
+    elif how == "with":
+        with stream:
+            pass
+    elif how == "drop":
+        del stream
+        gc.collect()
+    else:
+        client.close()
+    assert run.echo.aborted.get(timeout=WAIT).rid == rid
+
+
+def test_a_refused_request_raises_what_the_frontend_said(client):
+    with pytest.raises(RequestError, match=r"^prompt: must not be empty") as caught:
+        client.generate("")
+    assert (caught.value.code, caught.value.field) == (400, "prompt")
+    with pytest.raises(RequestError, match="Expected `int`") as caught:
+        client.generate("x", max_tokens="many")
+    assert caught.value.code == 400
+    with pytest.raises(TypeError, match="tempreature"):
+        client.generate("x", tempreature=1)
+    with pytest.raises(RequestError) as caught:
+        client.generate("x" * MAX_MESSAGE)
+    assert caught.value.code == 413
+    assert client.generate("fine").text == "fine"
+
+
+def test_status(client):
+    assert client.status().running == 1
+
+
+def test_a_stopping_pipeline_fails_open_requests(run, client):
+    stream = client.stream(token_ids=[HANG])
+    run.echo.added.get(timeout=WAIT)
+    run.stop()
+    with pytest.raises(RequestError, match="stopping") as caught:
+        next(stream)
+    assert caught.value.code == 503
+    with pytest.raises(PeerLost, match="no pipeline answers"):
+        client.generate("x")
+
+
+def test_a_pipeline_that_vanishes_is_noticed_at_once():
+    router = zmq.Context.instance().socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    with Client(f"tcp://127.0.0.1:{port}", timeout=600) as client:
+        stream = client.stream("x")
+        assert router.poll(10_000)
+        router.close(0)
+        with pytest.raises(PeerLost, match="has gone"):
+            next(stream)
+
+
+def test_a_silent_pipeline_is_given_up():
+    with zmq.Context.instance().socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with Client(f"tcp://127.0.0.1:{port}", timeout=0.4) as client:
+            begun = time.monotonic()
+            with pytest.raises(PeerLost, match="has not answered"):
+                client.generate("x")
+            with pytest.raises(PeerLost, match="has not answered"):
+                client.status()
+            assert 0.8 <= time.monotonic() - begun < WAIT
+        seen = [router.recv_multipart()[1] for _ in range(3)]
+        assert any(msgspec.msgpack.decode(m)["type"] == "ask" for m in seen)
+
+
+def test_slow_answers_are_waited_for_while_questions_are_answered(run):
+    with Client(run.endpoint, timeout=0.6) as client:
+        stream = client.stream(token_ids=[HANG])
+        rid = run.echo.added.get(timeout=WAIT).rid
+        released = threading.Timer(1.8, stream.cancel)
+        released.start()
+        assert next(stream).finish_reason == "cancelled"
+        assert run.echo.aborted.get(timeout=WAIT).rid == rid
+
+
+def test_the_only_run_is_found(run, monkeypatch):
+    monkeypatch.delenv("SSD_ENDPOINT", raising=False)
+    with Client(shm_dir=run.shm_dir) as client:
+        assert client.generate("x").text == "x"
+    assert find_endpoint(run="t", shm_dir=run.shm_dir) == run.endpoint
+    monkeypatch.setenv("SSD_ENDPOINT", "tcp://other:1")
+    assert find_endpoint(shm_dir=run.shm_dir) == "tcp://other:1"
+    assert find_endpoint("tcp://given:1", "t", run.shm_dir) == "tcp://given:1"
+    assert find_endpoint(run="t", shm_dir=run.shm_dir) == run.endpoint
+    with pytest.raises(ResourceError, match="'gone'.*ssd-pipe up"):
+        Client(run="gone", shm_dir=run.shm_dir)
+
+
+def test_no_run_is_a_clear_error(tmp_path, monkeypatch):
+    monkeypatch.delenv("SSD_ENDPOINT", raising=False)
+    with pytest.raises(ResourceError, match="no pipeline to talk to: .*ssd-pipe up"):
+        Client(shm_dir=str(tmp_path))
+    with pytest.raises(ResourceError, match="nonsense"), Client("nonsense") as client:
+        client.status()
+
+
+def test_a_closed_client_says_so(run):
+    client = Client(run.endpoint)
+    assert client.generate("x").text == "x"
+    client.close()
+    client.close()
+    with pytest.raises(PeerLost, match="closed"):
+        client.generate("x")
+
+
+async def test_async_requests_run_side_by_side(run):
+    async with AsyncClient(run.endpoint, timeout=WAIT) as client:
+        results = await asyncio.gather(*(client.generate(f"number {i}") for i in range(8)))
+        assert [r.text for r in results] == [f"number {i}" for i in range(8)]
+        texts = [chunk.text async for chunk in client.stream("a b")]
+        assert "".join(texts) == "a b"
+        assert (await client.status()).run == "t"
+
+
+async def test_cancelling_the_task_cancels_the_request(run):
+    async with AsyncClient(run.endpoint, timeout=WAIT) as client:
+        task = asyncio.create_task(client.generate(token_ids=[HANG]))
+        added = await asyncio.to_thread(run.echo.added.get, timeout=WAIT)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        aborted = await asyncio.to_thread(run.echo.aborted.get, timeout=WAIT)
+        assert aborted.rid == added.rid
+
+
+def test_the_client_imports_no_torch():
+    code = "import sys, ssd_pipe; ssd_pipe.Client; ssd_pipe.LLM; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
