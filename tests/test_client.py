@@ -183,13 +183,13 @@ def test_the_only_run_is_found(run, monkeypatch):
     assert find_endpoint(shm_dir=run.shm_dir) == "tcp://other:1"
     assert find_endpoint("tcp://given:1", "t", run.shm_dir) == "tcp://given:1"
     assert find_endpoint(run="t", shm_dir=run.shm_dir) == run.endpoint
-    with pytest.raises(ResourceError, match="'gone'.*ssd-pipe up"):
+    with pytest.raises(ResourceError, match=r"'gone'.*ssd-pipe up"):
         Client(run="gone", shm_dir=run.shm_dir)
 
 
 def test_no_run_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.delenv("SSD_ENDPOINT", raising=False)
-    with pytest.raises(ResourceError, match="no pipeline to talk to: .*ssd-pipe up"):
+    with pytest.raises(ResourceError, match=r"no pipeline to talk to: .*ssd-pipe up"):
         Client(shm_dir=str(tmp_path))
     with pytest.raises(ResourceError, match="nonsense"), Client("nonsense") as client:
         client.status()

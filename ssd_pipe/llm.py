@@ -1,0 +1,187 @@
+"""A pipeline that lives as long as one Python object, for use inside a script."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from ipc.messages import StatusReply
+from ssd_pipe.async_client import Messages
+from ssd_pipe.client import Client, Result, Stream
+from ssd_pipe.config import FanOut, Mode, PipelineConfig
+from ssd_pipe.config_load import load
+from ssd_pipe.errors import PeerLost
+from ssd_pipe.owned_process import OwnedProcess, up_command
+from ssd_pipe.params import SamplingParams
+
+PULL_TIMEOUT = 3600.0  # seconds a model that is not on this machine may take to arrive
+STOP_MARGIN = 10.0  # seconds beyond the grace time for the group to be gone
+POLL = 0.02  # seconds between looks for the ready file
+
+
+class LLM:
+    """Starts a pipeline and stops it again; a context manager.
+
+    Args:
+        target: built-in name, local folder or hub id; None = the default one.
+        draft: likewise.
+        mode: "ar", "sd" or "ssd".
+        k: draft tokens a round.
+        fan_out: branches per accepted length, see SpeculationSection.
+        tp: tensor-parallel target processes.
+        settings: any other setting by its dotted name, e.g. ``{"scheduler.max_num_seqs": 16}``.
+        config: a whole configuration instead of all of the above.
+        timeout: seconds of silence after which a request fails with PeerLost.
+
+    Raises ConfigError for a wrong setting, PeerLost with the pipeline's last words if it does not
+    start. Nothing is left running in either case.
+    """
+
+    def __init__(
+        self,
+        target: str | None = None,
+        draft: str | None = None,
+        *,
+        mode: Mode | None = None,
+        k: int | None = None,
+        fan_out: FanOut | None = None,
+        tp: int | None = None,
+        settings: Mapping[str, Any] | None = None,
+        config: PipelineConfig | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        given = {
+            "target.model": target,
+            "draft.model": draft,
+            "mode": mode,
+            "speculation.k": k,
+            "speculation.fan_out": fan_out,
+            "target.tp": tp,
+        }
+        overrides = {name: value for name, value in given.items() if value is not None}
+        overrides |= settings or {}
+        if config is None:
+            config = load(None, overrides)
+        elif overrides:
+            raise TypeError(f"config was given, and besides it {', '.join(overrides)}")
+        self.config = config
+        with tempfile.TemporaryDirectory(prefix="ssd-pipe-") as scratch:
+            self._process = OwnedProcess(up_command(config, Path(scratch)))
+            self._finalizer = weakref.finalize(
+                self, self._process.stop, config.run.grace + STOP_MARGIN
+            )
+            try:
+                endpoint = self._wait_ready(Path(scratch) / "ready.json")
+                self._client = Client(endpoint, timeout=timeout)
+            except BaseException:
+                self._finalizer()
+                raise
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Any,
+    ) -> list[Result]:
+        """Complete all prompts (texts, or lists of token ids), all at once; results in order.
+
+        ``params`` are for all or one per prompt; ``sampling`` are fields that override them.
+        Raises the first error there is, after cancelling the other requests.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
+        if len(each) != len(texts):
+            raise ValueError(f"{len(texts)} prompts, but {len(each)} params")
+        results: list[Result] = []
+        waiting: deque[Stream] = deque()
+        try:
+            for prompt, own in zip(texts, each, strict=True):
+                if len(waiting) >= self.config.scheduler.max_waiting:
+                    results.append(waiting.popleft().result())
+                form = {"prompt" if isinstance(prompt, str) else "token_ids": prompt}
+                waiting.append(self._client.stream(params=own, **form, **sampling))
+            while waiting:
+                results.append(waiting[0].result())
+                waiting.popleft()
+        except PeerLost as error:
+            raise self._explain(error) from None
+        finally:
+            with contextlib.suppress(PeerLost):
+                for stream in waiting:
+                    stream.close()
+        return results
+
+    def chat(
+        self, messages: str | Messages, params: SamplingParams | None = None, **sampling: Any
+    ) -> Result:
+        """The answer to a conversation, or to one user message given as a string."""
+        try:
+            return self._client.chat(messages, params, **sampling).result()
+        except PeerLost as error:
+            raise self._explain(error) from None
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: Messages | None = None,
+        token_ids: Sequence[int] | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        """Chunks as they come; arguments as for Client.stream."""
+        return self._client.stream(
+            prompt, params, messages=messages, token_ids=token_ids, **sampling
+        )
+
+    def status(self) -> StatusReply:
+        """State and counters of the pipeline."""
+        return self._client.status()
+
+    def close(self) -> None:
+        """Stop the pipeline and wait until it is gone; idempotent."""
+        self._client.close()
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait_ready(self, ready_file: Path) -> str:
+        """Until the pipeline says that it is ready; returns its endpoint."""
+        deadline = time.monotonic() + self.config.run.ready_timeout + PULL_TIMEOUT
+        while not ready_file.exists():
+            if not self._process.running:
+                raise self._explain(PeerLost("the pipeline ended while it was starting"))
+            if time.monotonic() > deadline:
+                raise self._explain(PeerLost("the pipeline did not become ready in time"))
+            time.sleep(POLL)
+        facts = msgspec.json.decode(ready_file.read_bytes(), type=dict[str, Any])
+        return str(facts["endpoint"])
+
+    def _explain(self, error: PeerLost) -> PeerLost:
+        """The error with what the pipeline said last, if that was the pipeline's own end."""
+        words = self._process.last_words()
+        if words is None:
+            return error
+        line, output = words
+        explained = PeerLost(f"{error}: {line}" if line else str(error))
+        if output:
+            explained.add_note(f"the pipeline's last lines:\n{output}")
+        return explained

@@ -1,0 +1,141 @@
+"""`ssd-pipe up` as a child that cannot outlive this process."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ssd_pipe.config import PipelineConfig
+from ssd_pipe.errors import PeerLost
+
+TAIL_LINES = 40
+DRAIN_WAIT = 5.0  # seconds
+_PR_SET_PDEATHSIG = 1
+
+
+def up_command(config: PipelineConfig, folder: Path) -> list[str]:
+    """Write ``config`` to ``folder``; the command that starts it and writes ``ready.json`` there.
+
+    A run without a name gets a fresh one.
+    """
+    name = config.run.name or f"llm-{os.getpid()}-{secrets.token_hex(4)}"
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=name))
+    file = folder / "config.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    ready = folder / "ready.json"
+    return [
+        sys.executable,
+        "-m",
+        "ssd_pipe",
+        "up",
+        "--config",
+        str(file),
+        "--ready-file",
+        str(ready),
+    ]
+
+
+def to_toml(config: PipelineConfig) -> str:
+    """The configuration as the TOML file that gives it."""
+    settings: dict[str, Any] = msgspec.to_builtins(config)
+    plain = {k: v for k, v in settings.items() if not isinstance(v, dict)}
+    lines = [f"{name} = {_toml_value(value)}" for name, value in plain.items()]
+    for section, values in settings.items():
+        if isinstance(values, dict):
+            lines.append(f"[{section}]")
+            lines += [f"{k} = {_toml_value(v)}" for k, v in values.items() if v is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: Any) -> str:
+    # JSON's strings, numbers, booleans and lists are TOML's, but for DEL, which TOML escapes
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+class OwnedProcess:
+    """A child whose output is kept, ended with this process or by ``stop``."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._started = threading.Event()
+        self._process: subprocess.Popen[str] | None = None
+        self._error: OSError | None = None
+        # The child gets its signal when the *thread* that started it ends: this one stays.
+        self._keeper = threading.Thread(
+            target=self._keep, args=(command,), name="ssd-keeper", daemon=True
+        )
+        self._keeper.start()
+        self._started.wait()
+        if self._error is not None:
+            raise PeerLost(f"cannot start {command[0]}: {self._error.strerror}")
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def last_words(self) -> tuple[str, str] | None:
+        """(the child's last error line, its last output); None while it runs on."""
+        if self._process is None:
+            return None
+        try:
+            status = self._process.wait(DRAIN_WAIT)
+        except subprocess.TimeoutExpired:
+            return None
+        self._keeper.join(DRAIN_WAIT)
+        lines = list(self._lines)
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return (errors[-1] if errors else f"exit status {status}"), "\n".join(lines)
+
+    def stop(self, timeout: float) -> None:
+        """TERM, then KILL after ``timeout`` seconds; returns when the child is gone."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._keeper.join(DRAIN_WAIT)
+
+    def _keep(self, command: list[str]) -> None:
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        owner = os.getpid()
+
+        def die_with_owner() -> None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != owner:
+                os._exit(1)
+
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is the script's, which then stops the pipeline
+                preexec_fn=die_with_owner,
+            )
+        except OSError as error:
+            self._error = error
+            return
+        finally:
+            self._started.set()
+        for line in self._process.stdout or ():
+            self._lines.append(line.rstrip())
+        self._process.wait()
