@@ -7,7 +7,6 @@ The last one out removes the directory; after a crash of everyone the janitor do
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import secrets
@@ -17,14 +16,12 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from ipc import janitor
+from ipc import janitor, runlock
 from ssd_pipe.errors import ConfigError, ResourceError
 
 SOCKET_PATH_LIMIT = 107  # bytes, sockaddr_un.sun_path without its final NUL
 SOCKET_NAME_ROOM = 28  # bytes kept for "/<name>.sock"
-_LOCK = ".lock"
-_NEW, _GONE = ".new-", ".gone-"
-_SETTLE = 5.0  # seconds a creation or a removal by somebody else may take
+_NEW = ".new-"
 _MIB = 1 << 20
 
 
@@ -81,7 +78,7 @@ class RunDir:
         try:
             _claim(fresh, path)
             run.name, run.path = name, path
-            janitor.spawn(str(path), str(_graveyard(base)), str(path / _LOCK))
+            janitor.spawn(str(path), str(runlock.graveyard(base)), str(path / runlock.LOCK))
         except OSError as error:
             run.close()
             raise ResourceError(f"{path}: {error.strerror}") from None
@@ -94,7 +91,7 @@ class RunDir:
     def _make(cls, path: Path) -> RunDir:
         try:
             path.mkdir(mode=0o700)
-            lock_fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_fd = os.open(path / runlock.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ResourceError(f"{path}: {error.strerror}") from None
         fcntl.flock(lock_fd, fcntl.LOCK_SH)
@@ -107,12 +104,12 @@ class RunDir:
         Raises ResourceError if there is no such run, or several and no name.
         """
         path = find_run(shm_dir, name)
-        deadline = time.monotonic() + _SETTLE
-        while (fd := _open_lock(path)) is not None:
-            if not _held(fd):
+        deadline = time.monotonic() + runlock.SETTLE
+        while (fd := runlock.open_lock(path)) is not None:
+            if not runlock.held(fd):
                 os.close(fd)
                 break
-            if _try_lock(fd, fcntl.LOCK_SH) and _is_lock_of(fd, path):
+            if runlock.try_lock(fd, fcntl.LOCK_SH) and runlock.is_lock_of(fd, path):
                 return cls(path, fd, created=False)
             os.close(fd)  # a look or a removal by somebody else is under way
             if time.monotonic() > deadline:
@@ -125,7 +122,7 @@ class RunDir:
         """Join the run of this name, or make it if it is not alive. Any process may come first."""
         if not name:
             return cls.create(shm_dir, name, need_bytes)
-        deadline = time.monotonic() + _SETTLE
+        deadline = time.monotonic() + runlock.SETTLE
         while True:
             try:
                 return cls.open(shm_dir, name)
@@ -143,12 +140,12 @@ class RunDir:
         base = _base(shm_dir)
         removed = []
         for path in base.iterdir():
-            if path.name.startswith(_GONE):
+            if path.name.startswith(runlock.GONE):
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            if path.name.startswith(_NEW) and _age(path) < _SETTLE:
+            if path.name.startswith(_NEW) and _age(path) < runlock.SETTLE:
                 continue
-            if _remove_if_dead(path):
+            if runlock.remove_if_dead(path):
                 removed.append(path.name)
         return sorted(removed)
 
@@ -184,10 +181,10 @@ class RunDir:
         try:
             # A forked child shares this lock with its parent and must not change it.
             if self._owner == os.getpid():
-                if _try_lock(fd, fcntl.LOCK_EX):
-                    _remove(fd, self.path)
-                elif not _try_lock(fd, fcntl.LOCK_SH):
-                    _await_removal(fd, self.path)
+                if runlock.try_lock(fd, fcntl.LOCK_EX):
+                    runlock.remove(fd, self.path)
+                elif not runlock.try_lock(fd, fcntl.LOCK_SH):
+                    runlock.await_removal(fd, self.path)
         finally:
             os.close(fd)
 
@@ -213,9 +210,9 @@ def list_runs(shm_dir: str | Path) -> list[str]:
     for path in _base(shm_dir).iterdir():
         if path.name.startswith("."):
             continue
-        fd = _open_lock(path)
+        fd = runlock.open_lock(path)
         if fd is not None:
-            if _held(fd):
+            if runlock.held(fd):
                 names.append(path.name)
             os.close(fd)
     return sorted(names)
@@ -263,13 +260,9 @@ def _free_bytes(path: Path) -> int:
     return info.f_bavail * info.f_frsize
 
 
-def _graveyard(base: Path) -> Path:
-    return base / f"{_GONE}{secrets.token_hex(8)}"
-
-
 def _claim(fresh: Path, path: Path) -> None:
     """Give ``fresh`` its name. Raises RunInUse if a live run has it."""
-    deadline = time.monotonic() + _SETTLE
+    deadline = time.monotonic() + runlock.SETTLE
     while True:
         try:
             fresh.rename(path)
@@ -277,79 +270,16 @@ def _claim(fresh: Path, path: Path) -> None:
         except OSError:
             if not path.is_dir():
                 raise
-        if _remove_if_dead(path):
+        if runlock.remove_if_dead(path):
             continue
-        fd = _open_lock(path)
+        fd = runlock.open_lock(path)
         if fd is None:
             continue
-        shared = _try_lock(fd, fcntl.LOCK_SH)
+        shared = runlock.try_lock(fd, fcntl.LOCK_SH)
         os.close(fd)
         if shared or time.monotonic() > deadline:
             raise RunInUse(f"{path}: run directory in use")
         time.sleep(0.002)  # somebody is removing it
-
-
-def _try_lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _held(fd: int) -> bool:
-    """Whether some other descriptor holds the lock."""
-    if _try_lock(fd, fcntl.LOCK_EX):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        return False
-    return True
-
-
-def _open_lock(path: Path) -> int | None:
-    try:
-        return os.open(path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _is_lock_of(fd: int, path: Path) -> bool:
-    """Whether ``path`` is still the directory this lock was opened in."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path / _LOCK))
-    except OSError:
-        return False
-
-
-def _remove(fd: int, path: Path) -> None:
-    """Remove ``path``; the caller holds its lock ``fd`` exclusively."""
-    if _is_lock_of(fd, path):
-        grave = _graveyard(path.parent)
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(grave)
-        shutil.rmtree(grave, ignore_errors=True)
-
-
-def _remove_if_dead(path: Path) -> bool:
-    """Remove a directory that nobody holds; True if this call removed it."""
-    fd = _open_lock(path)
-    if fd is None:
-        if not path.is_dir():
-            return False
-        shutil.rmtree(path, ignore_errors=True)  # lost its lock file: no run can be in it
-        return True
-    try:
-        if not _try_lock(fd, fcntl.LOCK_EX) or not _is_lock_of(fd, path):
-            return False
-        _remove(fd, path)
-        return True
-    finally:
-        os.close(fd)
-
-
-def _await_removal(fd: int, path: Path) -> None:
-    deadline = time.monotonic() + _SETTLE
-    while _is_lock_of(fd, path) and time.monotonic() < deadline:
-        time.sleep(0.001)
 
 
 def _age(path: Path) -> float:

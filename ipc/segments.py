@@ -12,11 +12,13 @@ import mmap
 import os
 import secrets
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from ssd_pipe.errors import ResourceError
+
+if TYPE_CHECKING:  # imported where it is used: rings need no NumPy, and start faster without
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Segment:
@@ -83,6 +85,8 @@ class Segment:
 
         Raises ResourceError if it does not fit the segment.
         """
+        import numpy as np
+
         kind = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64))
         end = offset + kind.itemsize * count
@@ -104,6 +108,8 @@ def create_segment(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
 
     Raises ResourceError if it exists or memory is short.
     """
+    import numpy as np
+
     return np.frombuffer(Segment.create(path, nbytes).map, np.uint8)
 
 
@@ -112,6 +118,8 @@ def open_segment(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
 
     Raises ResourceError if there is none or it has another size.
     """
+    import numpy as np
+
     segment = Segment.open(path)
     if len(segment.map) != nbytes:
         raise ResourceError(f"{path}: segment of {len(segment.map)} bytes, expected {nbytes}")

@@ -12,7 +12,6 @@ from collections import deque
 
 import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ipc import sockets
 from ipc.messages import (
@@ -197,9 +196,10 @@ class HubLink:
             self._news.set()
 
     def _disconnected(self) -> bool:
+        """Whether the connection broke since the last call; no other event is subscribed to."""
         seen = False
         while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
+            self._monitor.recv_multipart()
             seen = True
         return seen
 

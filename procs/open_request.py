@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ipc.messages import Chunk, RequestMetrics, RequestStats, TokensOut
 from ssd_pipe.text.answer import AnswerText
@@ -19,7 +19,8 @@ class OpenRequest:
         client: ZeroMQ identity of who asked.
         id: what the client calls the request.
         rid: what the pipeline calls it.
-        speculative: whether rounds are counted, as no statistics come with an aborted request.
+        speculative: whether there is a draft. Its rounds are counted here too, for requests that
+            end without statistics.
     """
 
     client: bytes
@@ -34,7 +35,7 @@ class OpenRequest:
     last_ns: int = 0
     rounds: int = 0
     accepted: int = 0
-    stats: RequestStats | None = field(default=None)
+    stats: RequestStats | None = None
 
     def chunk(self, out: TokensOut) -> tuple[Chunk, bool]:
         """The chunk that ``out`` gives, and whether a stop text ended it before the scheduler."""
@@ -92,7 +93,9 @@ class OpenRequest:
             cache_hits=stats.hits,
             cache_misses=stats.misses,
             cached_prompt_tokens=stats.cached_prompt_tokens,
-            accepted_mean=stats.accepted / stats.rounds if stats.rounds else None,
+            accepted_mean=stats.accepted / stats.rounds
+            if stats.rounds and self.speculative
+            else None,
             hit_rate=stats.hits / queries if queries else None,
         )
 

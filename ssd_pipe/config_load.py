@@ -112,6 +112,8 @@ def _check_endpoint(endpoint: str) -> None:
             raise ConfigError(field, f"socket path has {size} bytes, at most {MAX_SOCKET_PATH}")
         return
     host, _, port = rest.rpartition(":")
+    if host == "*":
+        raise ConfigError(field, "'*' is no address clients can use; for every network: 0.0.0.0")
     if scheme == "tcp" and separator and host and port.isdecimal() and 1 <= int(port) <= 65535:
         return
     raise ConfigError(field, f"must be tcp://HOST:PORT or ipc://PATH, got {endpoint!r}")

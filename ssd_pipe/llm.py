@@ -19,7 +19,7 @@ from ssd_pipe.async_client import Messages
 from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.config import FanOut, Mode, PipelineConfig
 from ssd_pipe.config_load import load
-from ssd_pipe.errors import PeerLost
+from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.owned_process import OwnedProcess, up_command
 from ssd_pipe.params import SamplingParams
 
@@ -97,7 +97,7 @@ class LLM:
         ``params`` are for all or one per prompt; ``sampling`` are fields that override them.
         Raises the first error there is, after cancelling the other requests.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
         if len(each) != len(texts):
             raise ValueError(f"{len(texts)} prompts, but {len(each)} params")
@@ -107,12 +107,12 @@ class LLM:
             for prompt, own in zip(texts, each, strict=True):
                 if len(waiting) >= self.config.scheduler.max_waiting:
                     results.append(waiting.popleft().result())
-                form = {"prompt" if isinstance(prompt, str) else "token_ids": prompt}
-                waiting.append(self._client.stream(params=own, **form, **sampling))
+                text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+                waiting.append(self._client.stream(text, own, token_ids=ids, **sampling))
             while waiting:
                 results.append(waiting[0].result())
                 waiting.popleft()
-        except PeerLost as error:
+        except (PeerLost, RequestError) as error:
             raise self._explain(error) from None
         finally:
             with contextlib.suppress(PeerLost):
@@ -126,7 +126,7 @@ class LLM:
         """The answer to a conversation, or to one user message given as a string."""
         try:
             return self._client.chat(messages, params, **sampling).result()
-        except PeerLost as error:
+        except (PeerLost, RequestError) as error:
             raise self._explain(error) from None
 
     def stream(
@@ -175,13 +175,15 @@ class LLM:
         facts = msgspec.json.decode(ready_file.read_bytes(), type=dict[str, Any])
         return str(facts["endpoint"])
 
-    def _explain(self, error: PeerLost) -> PeerLost:
-        """The error with what the pipeline said last, if that was the pipeline's own end."""
-        words = self._process.last_words()
+    def _explain(self, error: PeerLost | RequestError) -> PeerLost | RequestError:
+        """The error with what the pipeline said last, if it is the pipeline's own end."""
+        if isinstance(error, RequestError) and error.code != 503:
+            return error
+        words = self._process.last_words(self.config.run.grace + STOP_MARGIN)
         if words is None:
             return error
         line, output = words
-        explained = PeerLost(f"{error}: {line}" if line else str(error))
+        explained = PeerLost(f"{error}: {line}")
         if output:
             explained.add_note(f"the pipeline's last lines:\n{output}")
         return explained

@@ -84,12 +84,12 @@ class OwnedProcess:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def last_words(self) -> tuple[str, str] | None:
-        """(the child's last error line, its last output); None while it runs on."""
+    def last_words(self, timeout: float) -> tuple[str, str] | None:
+        """(its last error line, its last output) once it has ended; None if it runs on."""
         if self._process is None:
             return None
         try:
-            status = self._process.wait(DRAIN_WAIT)
+            status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
         self._keeper.join(DRAIN_WAIT)
@@ -129,7 +129,8 @@ class OwnedProcess:
                 text=True,
                 errors="replace",
                 start_new_session=True,  # Ctrl-C is the script's, which then stops the pipeline
-                preexec_fn=die_with_owner,
+                # safe beside threads: two system calls, looked up before the fork
+                preexec_fn=die_with_owner,  # noqa: PLW1509
             )
         except OSError as error:
             self._error = error

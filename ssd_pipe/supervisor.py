@@ -33,6 +33,7 @@ STOP_STAGES = (("frontend",), ("scheduler",), ("target", "draft"))
 READY_TURN = 0.25  # seconds between looks
 READY_PROBE = 0.5  # seconds between questions to a ready pipeline
 FAILED_GRACE = 5.0  # most seconds between TERM and KILL after a failure
+NOTE_EVERY = 15.0  # seconds between signs of life of a slow start
 OWN_PAUSE = 2.0  # a turn longer than this means that the supervisor itself was stopped
 
 
@@ -75,7 +76,7 @@ class Supervisor:
         self._processes: tuple[ProcessState, ...] = ()
         self._stop_reason = ""
         self._hurry = False
-        self._ready = threading.Event()
+        self._ready_or_over = threading.Event()
         self._finished = threading.Event()
         self._thread: threading.Thread | None = None
         self._run_dir: RunDir | None = None
@@ -98,20 +99,27 @@ class Supervisor:
         self._run_dir = RunDir.create(run.shm_dir, run.name, needed)
         try:
             self._enter(self._run_dir)
+            probe = StatusProbe(self.endpoint, TURN)
         except BaseException:
             self._run_dir.close()
             raise
         self.state = GroupState.STARTING
-        self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+        self._thread = threading.Thread(
+            target=self._supervise, args=(probe,), name="supervisor", daemon=True
+        )
         atexit.register(self.stop)
         self._thread.start()
 
-    def wait_ready(self) -> None:
-        """Return when every process is ready. Raises PeerLost naming the one that failed."""
-        self._ready.wait()
+    def wait_ready(self) -> bool:
+        """True when every process is ready, False if the group was stopped before that.
+
+        Raises PeerLost naming the process that failed, when the group is gone.
+        """
+        self._ready_or_over.wait()
         if self.failure:
             self._finished.wait()
             raise PeerLost(self.failure)
+        return self.state is GroupState.READY
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the last process has exited; False if that took longer than ``timeout``."""
@@ -143,7 +151,8 @@ class Supervisor:
     def __enter__(self) -> Supervisor:
         self.start()
         try:
-            self.wait_ready()
+            if not self.wait_ready():
+                raise PeerLost(f"stopped before it was ready: {self._stop_reason}")
         except BaseException:
             self.stop()
             raise
@@ -164,21 +173,21 @@ class Supervisor:
         if self._ready_file is not None:
             self._ready_file.unlink(missing_ok=True)
 
-    def _supervise(self) -> None:
-        probe = StatusProbe(self.endpoint, TURN)
+    def _supervise(self, probe: StatusProbe) -> None:
         try:
-            self._start_children()
-            self._watch(probe)
-        except Exception as error:
-            # Whatever happens here, the children must not outlive it.
-            self._fail(f"supervisor: {error}")
-        finally:
-            if self.state is not GroupState.FAILED:
+            try:
+                self._start_children()
+                self._watch(probe)
+            except Exception as error:
+                # Whatever happens here, the children must not outlive it.
+                self._fail(f"supervisor: {type(error).__name__}: {error}")
+            if not self.failure:
                 self.state = GroupState.STOPPING
                 self._sink.event("info", "stopping", reason=self._stop_reason)
             grace = self.config.run.grace
             grace = min(grace, FAILED_GRACE) if self.failure else grace
             self._group.tear_down(STOP_STAGES, grace, lambda: self._hurry)
+        finally:
             probe.close()
             self._leave()
 
@@ -196,7 +205,7 @@ class Supervisor:
     def _watch(self, probe: StatusProbe) -> None:
         """Until asked to stop or something has failed."""
         deadline = time.monotonic() + self.config.run.ready_timeout
-        last_turn = time.monotonic()
+        last_turn = last_note = time.monotonic()
         while not self._stop_reason and not self.failure:
             self._group.turn(TURN if self.state is GroupState.STARTING else READY_TURN)
             now = time.monotonic()
@@ -210,6 +219,9 @@ class Supervisor:
                 self._processes = reply.processes
                 self._take(reply.processes, probe)
             elif self.state is GroupState.STARTING:
+                if now - last_note > NOTE_EVERY:
+                    last_note = now
+                    self._sink.event("info", "still starting", waiting_for=self._slow())
                 if now > deadline:
                     waited = f"{self.config.run.ready_timeout:g} s"
                     self._fail(f"{self._slow()}: not ready within {waited}")
@@ -228,11 +240,11 @@ class Supervisor:
 
     def _announce(self) -> None:
         facts = {"run": self.config.run.name, "endpoint": self.endpoint}
-        self._sink.event("info", "ready", **facts, mode=self.config.mode)
         if self._ready_file is not None:
             content = {**facts, "pids": self.pids, "log_dir": str(self.log_dir)}
             _write_atomically(self._ready_file, msgspec.json.encode(content))
-        self._ready.set()
+        self._sink.event("info", "ready", **facts, mode=self.config.mode)
+        self._ready_or_over.set()
 
     def _fail(self, failure: str) -> None:
         self.failure = failure
@@ -256,7 +268,7 @@ class Supervisor:
         self._sink.close()
         atexit.unregister(self.stop)
         self._finished.set()
-        self._ready.set()
+        self._ready_or_over.set()
 
 
 def _all_ready(processes: tuple[ProcessState, ...], expected: set[str]) -> bool:

@@ -62,6 +62,7 @@ def test_json_of_a_config_reads_back_equal_with_the_same_digest() -> None:
         ('[draft]\ndevice = "gpu"\n', "draft.device", "'cuda:N'"),
         ('[run]\nendpoint = "localhost:80"\n', "run.endpoint", "tcp://HOST:PORT"),
         ('[run]\nendpoint = "tcp://127.0.0.1:99999"\n', "run.endpoint", "99999"),
+        ('[run]\nendpoint = "tcp://*:5555"\n', "run.endpoint", "0.0.0.0"),
         ('[run]\nname = "a b"\n', "run.name", "letters"),
         ('mode = "turbo"\n', "mode", "turbo"),
     ],

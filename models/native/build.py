@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -9,14 +10,16 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from ssd_pipe.errors import ResourceError
 
 HERE = Path(__file__).parent
 # Contraction is off so that a * b + c means the same wherever the compiler inlines it.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno"]
+FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno"]
 TIMEOUT = 300.0
 
 
@@ -34,8 +37,8 @@ def built_library() -> Path:
     """Path of the compiled library for this machine, compiling it if it is not there yet.
 
     The name is a hash of sources, flags, compiler and CPU, so a stale or foreign one is never
-    used. Processes may build at once: each works in a folder of its own and renames the result
-    into place. Raises NativeUnavailable.
+    used. Of processes that start together one compiles (20 s of one core) and the others wait;
+    the result is renamed into place whole. Raises NativeUnavailable.
     """
     compiler = _compiler()
     version = _run([*compiler, "--version"]).splitlines()[0]
@@ -47,12 +50,22 @@ def built_library() -> Path:
     target = cache_folder() / f"{digest.hexdigest()}.so"
     if not target.exists():
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
-                _compile(compiler, sources, Path(folder)).replace(target)
+            with _only_builder(target.parent):
+                if not target.exists():
+                    with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
+                        _compile(compiler, sources, Path(folder)).replace(target)
         except OSError as error:
             raise NativeUnavailable(f"native kernels: {error}") from error
     return target
+
+
+@contextmanager
+def _only_builder(folder: Path) -> Iterator[None]:
+    """Held by one process at a time; the kernel lets go of it when that process dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _compiler() -> list[str]:

@@ -40,14 +40,16 @@ constexpr int64_t kRepeatNorm = 16384;
 struct Walk {
     const Model& m;
     const Batch& b;
+    Meeting& meeting;
     float* x;
     int64_t rows;
     int part, parts;
     float *normed, *qkv, *q, *mixed, *gate_up, *act, *picked;
 
     // `scratch` holds ssd_forward_scratch floats, `stream` the embedded tokens.
-    Walk(const Model& model, const Batch& batch, float* stream, float* scratch, int p, int n)
-        : m(model), b(batch), x(stream), rows(batch.tokens), part(p), parts(n) {
+    Walk(const Model& model, const Batch& batch, Meeting& threads, float* stream, float* scratch,
+         int p, int n)
+        : m(model), b(batch), meeting(threads), x(stream), rows(batch.tokens), part(p), parts(n) {
         const int64_t t = b.tokens, d = m.heads.dim;
         normed = scratch + (repeats() ? part * t * m.hidden : 0);
         qkv = scratch + parts * t * m.hidden;
@@ -60,13 +62,7 @@ struct Walk {
 
     bool repeats() const { return b.tokens * m.hidden <= kRepeatNorm; }
 
-    void meet() const {
-#if defined(_OPENMP)
-        if (parts > 1) {
-#pragma omp barrier
-        }
-#endif
-    }
+    void meet() const { meeting.wait(parts); }
 
     void norm(const float* weight) const {
         const Range mine = repeats() ? Range{0, rows} : share(rows, part, parts);
@@ -180,8 +176,9 @@ int64_t ssd_forward_scratch(const Model* m, int64_t tokens, int threads) {
 // of tokens `wanted`. The last layer computes nothing for other tokens after their K and V.
 void ssd_forward(const Model* m, const Batch* b, float* x, const int64_t* wanted, int64_t count,
                  float* out, float* scratch, int threads) {
+    Meeting meeting;
     parallel(threads, [&](int part, int parts) {
-        Walk walk(*m, *b, x, scratch, part, parts);
+        Walk walk(*m, *b, meeting, x, scratch, part, parts);
         walk.run(wanted, count, out);
     });
 }

@@ -43,6 +43,17 @@ class PackedWeight:
             torch.get_num_threads(),
         )
 
+    def first(self, n: int) -> PackedWeight:
+        """The matrix of the first ``n`` outputs, sharing memory: a head over a part of the
+        vocabulary, say. Raises ValueError unless 1 <= n <= self.n."""
+        if not 1 <= n <= self.n:
+            raise ValueError(f"n must be 1..{self.n}, got {n}")
+        part = object.__new__(PackedWeight)
+        part.dtype, part.n, part.k, part._storage = self.dtype, n, self.k, self._storage
+        part._struct = CPacked(self._storage.data_ptr(), n, self.k, self._struct.bf16)
+        part.address = ctypes.addressof(part._struct)
+        return part
+
     @property
     def nbytes(self) -> int:
         return self._storage.nbytes

@@ -94,7 +94,8 @@ def demo(
         supervisor.start()
         notes.print(f"starting run {supervisor.config.run.name} ({config.mode}) ...", style="dim")
         try:
-            supervisor.wait_ready()
+            if not supervisor.wait_ready():
+                return INTERRUPTED_STATUS
             notes.print(f"> {prompt}", style="bold")
             with Client(supervisor.endpoint) as client:
                 params = SamplingParams(max_tokens=max_tokens)

@@ -115,8 +115,10 @@ def test_sweep_removes_only_what_nobody_holds(shm_dir: Path) -> None:
         dead.mkdir()
         (dead / ".lock").touch()
         (dead / "x.shm").write_bytes(b"x")
+        (base(shm_dir) / "lockless").mkdir()
+        (base(shm_dir) / ".gone-0123").mkdir()
         assert list_runs(shm_dir) == ["live"]
-        assert RunDir.sweep(shm_dir) == ["dead"]
+        assert RunDir.sweep(shm_dir) == ["dead", "lockless"]
         assert os.listdir(base(shm_dir)) == ["live"]
 
 

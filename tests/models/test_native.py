@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
+import models.native
 from models.backends.native import NativeBackend
 from models.batch import ForwardBatch
 from models.native import NativeUnavailable
@@ -60,8 +61,19 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     ("m", "n", "k"),
-    [(1, 16, 8), (1, 333, 77), (2, 64, 31), (3, 17, 5), (5, 100, 64), (6, 50, 129), (7, 1, 1)]
-    + [(8, 47, 33), (13, 80, 40), (100, 70, 96), (131, 35, 3)],
+    [
+        (1, 16, 8),
+        (1, 333, 77),
+        (2, 64, 31),
+        (3, 17, 5),
+        (5, 100, 64),
+        (6, 50, 129),
+        (7, 1, 1),
+        (8, 47, 33),
+        (13, 80, 40),
+        (100, 70, 96),
+        (131, 35, 3),
+    ],
 )
 def test_linear_matches_float64(
     backend: NativeBackend, rng: torch.Generator, dtype: torch.dtype, m: int, n: int, k: int
@@ -386,6 +398,19 @@ def test_fused_head_equals_linear_and_argmax(
         assert head_argmax(x[one], packed, inverse[one], keys[one])[1] == want[row]
 
 
+def test_head_over_the_first_tokens_shares_memory(
+    backend: NativeBackend, rng: torch.Generator
+) -> None:
+    weight = torch.randn(300, 40, generator=rng).bfloat16()
+    packed, x = backend.pack(weight), torch.randn(3, 40, generator=rng)
+    part = packed.first(101)
+    full = backend.linear(x, packed, None)
+    assert torch.equal(backend.linear(x, part, None), full[:, :101])
+    assert torch.equal(head_argmax(x, part)[1], full[:, :101].argmax(-1))
+    with pytest.raises(ValueError, match=r"1\.\.300"):
+        packed.first(301)
+
+
 def test_ties_over_all_threads_go_to_the_lowest_id(backend: NativeBackend) -> None:
     packed = backend.pack(torch.ones(400, 8))
     torch.set_num_threads(3)
@@ -437,7 +462,37 @@ def test_failing_compiler_is_one_readable_line(
     monkeypatch.setenv("CXX", str(fake))
     with pytest.raises(NativeUnavailable, match=r"broken failed: exit status 3$"):
         built_library()
-    assert not list((tmp_path / "ssd-pipe" / "native").iterdir())
+    left = sorted(path.name for path in (tmp_path / "ssd-pipe" / "native").iterdir())
+    assert left == ["build.lock"]
+
+
+def test_processes_that_start_together_build_once(tmp_path: Path) -> None:
+    """With a compiler that only counts its runs and copies a finished library."""
+    log, fake = tmp_path / "log", tmp_path / "compiler"
+    fake.write_text(
+        f"""#!/bin/sh
+[ "$1" = --version ] && echo fake 1 && exit 0
+echo x >> {log}
+while [ "$1" != -o ]; do shift; done
+cp {built_library()} "$2"
+"""
+    )
+    fake.chmod(0o755)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": str(fake)}
+    command = [
+        sys.executable,
+        "-c",
+        "from models.native.build import built_library as b; print(b())",
+    ]
+    runs = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    paths = {run.communicate(timeout=120)[0].strip() for run in runs}
+    assert len(paths) == 1
+    assert Path(paths.pop()).exists()
+    sources = len(list((Path(models.native.__file__).parent).glob("*.cpp")))
+    assert len(log.read_text().split()) == sources + 1 + 2  # objects, link, two probes of flags
 
 
 def test_kernels_use_torchs_thread_pool(backend: NativeBackend) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file, save_file
 
 Family = Literal["llama", "qwen3"]
 LLAMA3_ROPE = {
@@ -85,3 +87,18 @@ def reference_logits(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
 def random_tokens(count: int, vocab_size: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (count,), generator=generator).tolist()
+
+
+def perturbed(model: Path, folder: Path, noise: float, seed: int = 7) -> Path:
+    """A copy of a checkpoint whose matrices carry noise of that share of their spread.
+
+    Stands for a draft that agrees with its target often but not always.
+    """
+    shutil.copytree(model, folder)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: w + noise * w.std() * torch.randn(w.shape, generator=generator) if w.dim() == 2 else w
+        for name, w in load_file(model / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -44,9 +44,9 @@ class Group:
         self, name: str, behaviour: str = "serve", key: str = "", **environment: str
     ) -> subprocess.Popen[bytes]:
         role, _, rank = name.partition("-")
+        arguments = [role, behaviour, str(self.folder / "config.json"), rank or "0"]
         member = subprocess.Popen(
-            [sys.executable, "-m", "tests.procs.member", role, behaviour]
-            + [str(self.folder / "config.json"), rank or "0"],
+            [sys.executable, "-m", "tests.procs.member", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **environment},
@@ -183,11 +183,14 @@ def test_a_failing_process_ends_the_group_with_its_own_words(
     make_group: Any, behaviour: str, line: str
 ) -> None:
     group = make_group()
-    group.start_all(target=behaviour)
+    group.start("scheduler")
+    group.start("frontend")
+    group.hear("scheduler", "listening")
+    assert eventually(lambda: any(r["event"] == "connected" for r in group.log("scheduler")))
+    group.start("target-0", behaviour)
     status, stderr = group.end("target-0")
     assert status == 1
     assert stderr == f"error: {line}\n"
-    group.hear("scheduler", "listening")
     assert group.end("scheduler") == (1, f"error: target-0: {line}\n")
     assert group.end("frontend") == (0, "")  # told to shut down while it waited for the group
     record = next(r for r in group.log("target-0") if r["level"] == "error")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
-from tests.models.tiny import make_tiny
+from tests.models.tiny import make_tiny, perturbed
 
 
 @pytest.fixture(scope="session")
@@ -20,15 +18,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drafts(tmp_path_factory: pytest.TempPathFactory, target: Path) -> dict[str, Path]:
     """By name: "same" is the target, "near" a noisy copy of it, "far" another model."""
     folder = tmp_path_factory.mktemp("drafts")
-    near = make_tiny(folder, vocab_size=61, name="near")
-    weights = load_file(target / "model.safetensors")
-    generator = torch.Generator().manual_seed(7)
-    noisy = {
-        name: w + 0.15 * w.std() * torch.randn(w.shape, generator=generator)
-        if w.dim() == 2
-        else w
-        for name, w in weights.items()
-    }
-    save_file(noisy, near / "model.safetensors", metadata={"format": "pt"})
+    near = perturbed(target, folder / "near", 0.15)
     far = make_tiny(folder, vocab_size=61, name="far", seed=99)
     return {"same": target, "near": near, "far": far}

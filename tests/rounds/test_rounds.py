@@ -138,9 +138,7 @@ def test_stop_token_at_every_place_of_a_round(
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
 @pytest.mark.parametrize("limit", range(1, 9))
-def test_max_tokens_is_exact(
-    target: Path, drafts: dict[str, Path], mode: Any, limit: int
-) -> None:
+def test_max_tokens_is_exact(target: Path, drafts: dict[str, Path], mode: Any, limit: int) -> None:
     prompt = prompts(1)[0]
     pipeline = LocalPipeline(mode, target, drafts["same"], settings(), blocks=80)
     pipeline.add(0, prompt, limit)

@@ -177,7 +177,7 @@ CASES = {
     "rejection-ngram": Case("rejection", "ngram"),
     "rejection-ngram-rough-bf16": Case("rejection", "ngram", c=0.5, rough=True, bf16=True),
     "rejection-spiteful": Case("rejection", "ngram", 3, spiteful=True),
-    "shared-spiteful": Case("shared_noise", "ngram", spiteful=True),
+    "shared-spiteful": Case("shared_noise", "ngram", 3, spiteful=True),
     "rejection-filters": Case("rejection", "ngram", 8, 0.7, NoiseKey(0, 0.8, 0.9, 5, 0.02)),
 }
 

@@ -1,0 +1,46 @@
+"""The results file: everything a run has found so far, whole at any time."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ssd_pipe.errors import ResourceError
+
+FOLDER = Path(__file__).parent / "results"
+VERSION = 1
+
+
+class Results:
+    """A JSON document that is written anew after each part, so that a broken run keeps its parts.
+
+    Raises ResourceError if it cannot be written.
+    """
+
+    def __init__(self, path: Path | None, heading: dict[str, Any]) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H%M%S")
+        self.path = path if path is not None else FOLDER / f"{stamp}.json"
+        self._content: dict[str, Any] = {
+            "version": VERSION,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            **heading,
+        }
+        self._write()
+
+    def add(self, part: str, content: Any) -> None:
+        """Set ``part`` to ``content``: structs and plain values."""
+        self._content[part] = msgspec.to_builtins(content)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = self.path.with_name(f".{self.path.name}-{os.getpid()}")
+            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self._content), indent=1))
+            fresh.rename(self.path)
+        except OSError as error:
+            raise ResourceError(f"results file {self.path}: {error.strerror}") from None

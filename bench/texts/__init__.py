@@ -1,0 +1,1 @@
+"""Prompt texts written for this project."""

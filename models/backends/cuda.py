@@ -1,0 +1,163 @@
+"""The layer operations on an NVIDIA GPU: cuBLAS for large products, Triton kernels for the rest.
+
+No operation waits for the host, so a whole forward pass can be captured in a CUDA graph. What a
+token gets does not depend on its batch mates as far as these kernels go: norms, rotation, and split
+attention (its splits lie at fixed positions). It still depends on *how many* tokens run together:
+cuBLAS picks another kernel, with another order of sums, for another number of rows, and passes of
+more than ``CudaOptions.split_tokens`` tokens run attention unsplit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.nn import functional
+
+from models.batch import ForwardBatch
+from models.cuda.attention import paged_attention, tile_width
+from models.cuda.norms import add_rms_norm, rms_norm, silu_mul
+from models.cuda.rotary import rope_and_store
+from models.cuda.skinny import MAX_ROWS, skinny_linear
+from models.cuda.tiles import StaticBatch, Tiles, tiles_of
+from models.kv_cache import KVCache
+from ssd_pipe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from models.layers import DecoderLayer
+
+FusedForward = Callable[[torch.Tensor, ForwardBatch, KVCache], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class CudaOptions:
+    """What runs where; the defaults are for an H200.
+
+    Attributes:
+        split: positions of an attention split.
+        split_tokens: most tokens of a pass whose attention is split.
+        fused_tokens: most tokens of a pass that takes the fused products, 0 = none.
+        fused_width: widest hidden size that takes them: wider models are bound by cuBLAS' own
+            bandwidth, not by kernel boundaries.
+    """
+
+    split: int = 128
+    split_tokens: int = 256
+    fused_tokens: int = 32
+    fused_width: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.split < 16 or self.split % 16:
+            raise ConfigError("split", f"must be a positive multiple of 16, got {self.split}")
+        if not 0 <= self.fused_tokens <= MAX_ROWS:
+            raise ConfigError("fused_tokens", f"must be 0..{MAX_ROWS}, got {self.fused_tokens}")
+
+
+class CudaBackend:
+    """Backend protocol on a CUDA device, in bfloat16 or float32; weights stay [out, in]."""
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        device: torch.device | str = "cuda",
+        activation_dtype: torch.dtype = torch.bfloat16,
+        options: CudaOptions | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.activation_dtype = activation_dtype
+        self.options = options or CudaOptions()
+
+    def pack(self, weight: torch.Tensor) -> object:
+        return weight.to(self.device, self.activation_dtype).contiguous()
+
+    def linear(self, x: torch.Tensor, weight: object, bias: torch.Tensor | None) -> torch.Tensor:
+        w = cast(torch.Tensor, weight)
+        if self._skinny(x.shape[0], w.shape[1]):
+            return skinny_linear(x, w, bias)
+        return functional.linear(x, w, bias)
+
+    def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(tokens, table).to(self.activation_dtype)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return add_rms_norm(x, residual, weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return silu_mul(gate_up)
+
+    def rope_and_store(
+        self,
+        qkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        batch: ForwardBatch,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+    ) -> torch.Tensor:
+        """As the protocol says; a token with a negative slot is padding and writes nothing."""
+        return rope_and_store(
+            qkv,
+            heads,
+            kv_heads,
+            head_dim,
+            cos,
+            sin,
+            q_norm,
+            k_norm,
+            eps,
+            batch,
+            k_cache,
+            v_cache,
+        )
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: ForwardBatch,
+        scale: float,
+    ) -> torch.Tensor:
+        """As the protocol says; a token that sees nothing gets zeros."""
+        tiles = self._tiles(batch, q.shape[1], k_cache.shape[2])
+        split = self.options.split if q.shape[0] <= self.options.split_tokens else 0
+        return paged_attention(q, k_cache, v_cache, batch, tiles, scale, split)
+
+    def fuse(self, layers: Sequence[DecoderLayer], norm: torch.Tensor, eps: float) -> FusedForward:
+        """All layers and the final ``norm`` of an unsharded decoder: ``fused(x, batch, kv)``.
+
+        Passes of a few tokens through a narrow model take fused products, others the plain ones.
+        """
+        from models.cuda.layers import CudaForward
+
+        return CudaForward(self, layers, norm, eps)
+
+    def _skinny(self, tokens: int, width: int) -> bool:
+        return 0 < tokens <= self.options.fused_tokens and width <= self.options.fused_width
+
+    def takes_fused(self, tokens: int, width: int) -> bool:
+        """Whether a pass of ``tokens`` through a model of hidden size ``width`` runs fused."""
+        return self._skinny(tokens, width)
+
+    def _tiles(self, batch: ForwardBatch, heads: int, kv_heads: int) -> Tiles:
+        if isinstance(batch, StaticBatch) and batch.tiles is not None:
+            return batch.tiles
+        if not isinstance(batch.plan, Tiles):
+            rows = batch.block_tables.shape[0]
+            width = tile_width(-(-batch.seqs.shape[0] // rows), heads, kv_heads)
+            batch.plan = tiles_of(batch.seqs, rows, width)
+        return batch.plan

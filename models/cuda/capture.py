@@ -1,0 +1,67 @@
+"""Capturing a function of fixed tensors as a CUDA graph, or running it as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+WARM_UP_RUNS = 2
+"""Runs before a capture: kernels are compiled, and libraries make their handles, in the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOptions:
+    """Attributes:
+    enforce_eager: launch kernel by kernel, without graphs.
+    torch_compile: pass the step through ``torch.compile`` first. The kernels are fused by hand,
+        so this helps only what is left between them.
+    """
+
+    enforce_eager: bool = False
+    torch_compile: bool = False
+
+
+class GraphPool:
+    """Memory that graphs share, so that each needs only what no other is using.
+
+    Graphs of one pool must not run at the same time: launch them on one stream.
+    """
+
+    def __init__(self, options: GraphOptions | None = None) -> None:
+        self.options = options or GraphOptions()
+        self._handle: object | None = None
+
+    def capture(self, function: Callable[[], None], device: torch.device) -> Callable[[], None]:
+        """A callable that does what ``function`` did when captured, on the tensors it used then.
+
+        ``function`` is called a few times first and must be harmless on its tensors' present
+        contents. It must not make the host wait.
+        """
+        if self.options.torch_compile:
+            function = torch.compile(function, dynamic=False)
+        if self.options.enforce_eager or device.type != "cuda":
+            return function
+        with torch.cuda.device(device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP_RUNS):
+                    function()
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+            if self._handle is None:
+                self._handle = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._handle, stream=side):
+                function()
+        return graph.replay
+
+
+def bucket_of(count: int, most: int) -> int:
+    """The smallest power of two that holds ``count``, or ``most`` if that is less."""
+    bucket = 1
+    while bucket < count:
+        bucket *= 2
+    return min(bucket, most)

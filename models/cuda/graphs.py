@@ -1,0 +1,271 @@
+"""Decoding, verification and glue steps as CUDA graphs, one per bucket of rows.
+
+A step feeds up to W consecutive tokens to each of R rows, takes the logits of all of them, and
+chooses a token after each: W = 1 is decoding, W = K + 1 verification or the draft's glue pass. The
+host writes a few numbers a row; positions, slots, lengths and noise keys are made on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from models.cuda.attention import tile_width
+from models.cuda.capture import GraphOptions, GraphPool, bucket_of
+from models.cuda.inputs import expand_rows
+from models.cuda.noise import choose, top_scores
+from models.cuda.staging import Field, Staging
+from models.cuda.tiles import StaticBatch, fixed_tiles
+from models.kv_cache import KVCache
+from models.transformer import Transformer
+from ssd_pipe.errors import ConfigError
+from ssd_pipe.sampling.filters import GREEDY_BELOW
+
+_SMALLEST_CONTEXT = 1024  # positions; contexts are bucketed in factors of four from here
+
+
+@dataclass(slots=True)
+class StepRow:
+    """One sequence's part of a step.
+
+    Attributes:
+        blocks: its block table, reaching the last token fed.
+        start: position of the first token.
+        tokens: 1 to W tokens.
+        seed: noise seed, 0..2^64 - 1; the choice after a token at position p has the noise of
+            (seed, p + 1, stream).
+        temperature: 0 = greedy. No filters: rows with top-p, top-k or min-p are judged on
+            ``StepOutput.logits``.
+        streams: noise stream of each token's choice, one for all or one a token.
+    """
+
+    blocks: Sequence[int] | np.ndarray
+    start: int
+    tokens: Sequence[int]
+    seed: int = 0
+    temperature: float = 0.0
+    streams: int | Sequence[int] = 0
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Static tensors of a bucket, overwritten by its next launch. Rows beyond the R asked for, and
+    tokens beyond a row's own, hold nothing of use.
+
+    Attributes:
+        chosen: int64 [rows, W], the choice after each token.
+        logits: [rows, W, V] in the model's activation dtype.
+        scores: float32 [rows, W, V], noised (the logits of greedy rows); with ``top_n`` only.
+        top_scores, top_tokens: float32 and int64 [rows, W, n], falling; with ``top_n`` only.
+    """
+
+    chosen: torch.Tensor
+    logits: torch.Tensor
+    scores: torch.Tensor | None = None
+    top_scores: torch.Tensor | None = None
+    top_tokens: torch.Tensor | None = None
+
+
+class StepGraph:
+    """The graph of one bucket: R rows of W tokens, block tables of ``num_blocks`` entries.
+
+    ``tail``, if given, is called with this graph while it is captured, after the choice; what it
+    queues is part of every launch. ``inputs`` are the device tensors that a launch reads, by the
+    names of ``fields``; a tail may write the next step's.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        kv: KVCache,
+        pool: GraphPool,
+        rows: int,
+        width: int,
+        num_blocks: int,
+        top_n: int = 0,
+        tail: Callable[[StepGraph], None] | None = None,
+    ) -> None:
+        device, vocab = model.backend.device, model.config.vocab_size
+        tokens = rows * width
+        self.rows, self.width, self.num_blocks = rows, width, num_blocks
+        self._model, self._kv, self._top_n, self._tail = model, kv, top_n, tail
+        self._staging = Staging(
+            [
+                Field("tokens", (rows, width), torch.int64),
+                Field("streams", (rows, width), torch.int64),
+                Field("starts", (rows,), torch.int64),
+                Field("seeds", (rows,), torch.int64),
+                Field("counts", (rows,), torch.int32),
+                Field("greedy", (rows,), torch.int32),
+                Field("temperature", (rows,), torch.float32),
+                Field("tables", (rows, num_blocks), torch.int32),
+            ],
+            device,
+        )
+        self.inputs = self._staging.tensors
+
+        def filled(dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(tokens, dtype=dtype, device=device)
+
+        self._temperature, self._greedy = filled(torch.float32), filled(torch.int32)
+        self._keys = filled(torch.int64)
+        heads, kv_heads = len(model.shard.heads), len(model.shard.kv_heads)
+        self._batch = StaticBatch(
+            tokens=self.inputs["tokens"].view(-1),
+            positions=filled(torch.int64),
+            slots=filled(torch.int64),
+            seqs=torch.arange(rows, dtype=torch.int32, device=device).repeat_interleave(width),
+            block_tables=self.inputs["tables"],
+            context_lens=filled(torch.int32),
+            logit_index=torch.arange(tokens, device=device),
+            tiles=fixed_tiles(rows, width, tile_width(width, heads, kv_heads), device),
+        )
+        self.output = StepOutput(
+            torch.zeros((rows, width), dtype=torch.int64, device=device),
+            torch.empty(0, device=device),
+        )
+        self._shape = (rows, width, vocab)
+        self._launch = pool.capture(self._step, device)
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        batch, inputs, out = self._batch, self.inputs, self.output
+        expand_rows(
+            inputs["starts"],
+            inputs["counts"],
+            inputs["tables"],
+            inputs["seeds"],
+            inputs["streams"],
+            inputs["temperature"],
+            inputs["greedy"],
+            (
+                batch.positions,
+                batch.slots,
+                batch.context_lens,
+                self._keys,
+                self._temperature,
+                self._greedy,
+            ),
+            self._kv.block_size,
+        )
+        logits = head_logits(self._model, self._model.forward(batch, self._kv))
+        if logits is None:
+            return
+        out.logits = logits.view(self._shape)
+        noise = (self._keys, self._temperature, self._greedy)
+        choose(logits, *noise, out=out.chosen.view(-1))
+        if self._top_n:
+            found = top_scores(logits, *noise, self._top_n)
+            out.scores, out.top_scores, out.top_tokens = (
+                t.view(self.rows, self.width, -1) for t in found
+            )
+        if self._tail is not None:
+            self._tail(self)
+
+    def run(self, rows: Sequence[StepRow]) -> StepOutput:
+        """Launch; does not wait. Raises ValueError if ``rows`` do not fit the bucket."""
+        self._staging.wait()
+        host = self._staging.host
+        if not 0 < len(rows) <= self.rows:
+            raise ValueError(f"{len(rows)} rows in a graph of {self.rows}")
+        host["counts"][len(rows) :] = 0
+        for i, row in enumerate(rows):
+            count, blocks = len(row.tokens), len(row.blocks)
+            if not 0 < count <= self.width or blocks > self.num_blocks:
+                raise ValueError(
+                    f"row {i}: {count} tokens and {blocks} blocks in a graph of {self.width} "
+                    f"tokens and {self.num_blocks} blocks"
+                )
+            if row.start + count > blocks * self._kv.block_size:
+                raise ValueError(f"row {i}: {blocks} blocks do not hold its tokens")
+            host["tokens"][i, :count] = row.tokens
+            host["tokens"][i, count:] = 0
+            host["streams"][i, :count] = row.streams
+            host["starts"][i] = row.start
+            host["seeds"].view(np.uint64)[i] = row.seed
+            host["counts"][i] = count
+            host["greedy"][i] = row.temperature < GREEDY_BELOW
+            host["temperature"][i] = row.temperature or 1.0
+            host["tables"][i, :blocks] = row.blocks
+        self._staging.copy()
+        self._launch()
+        return self.output
+
+    def launch(self) -> StepOutput:
+        """Launch on the inputs as they are on the device, for steps that feed themselves."""
+        self._launch()
+        return self.output
+
+
+class GraphRunner:
+    """Steps of one model, each on the smallest graph that holds it; graphs are made at first use.
+
+    Args:
+        max_rows: most rows of a step.
+        max_positions: most positions of a sequence.
+        top_n: candidates a row, 0 = none (the draft's glue pass wants them).
+
+    Raises ConfigError if the model's backend is not the CUDA one.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        kv: KVCache,
+        max_rows: int,
+        max_positions: int,
+        *,
+        top_n: int = 0,
+        options: GraphOptions | None = None,
+        pool: GraphPool | None = None,
+    ) -> None:
+        if model.backend.name != "cuda":
+            raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
+        self._model, self._kv, self._top_n = model, kv, top_n
+        self._max_rows = max_rows
+        self._max_blocks = -(-max_positions // kv.block_size)
+        self.pool = pool or GraphPool(options)
+        self._graphs: dict[tuple[int, int, int], StepGraph] = {}
+
+    def run(self, rows: Sequence[StepRow], width: int = 0) -> StepOutput:
+        """One step, queued on the current stream. ``width`` 0 = the longest row's tokens.
+
+        Raises ValueError for more rows or positions than the runner was made for.
+        """
+        if len(rows) > self._max_rows:
+            raise ValueError(f"{len(rows)} rows, made for {self._max_rows}")
+        width = width or max(len(row.tokens) for row in rows)
+        return self.graph(len(rows), width, max(len(row.blocks) for row in rows)).run(rows)
+
+    def graph(self, rows: int, width: int, blocks: int) -> StepGraph:
+        """The graph for ``rows`` rows of ``width`` tokens, of up to ``blocks`` blocks each."""
+        key = (bucket_of(rows, self._max_rows), width, self._context_bucket(blocks))
+        if key not in self._graphs:
+            self._graphs[key] = StepGraph(self._model, self._kv, self.pool, *key, self._top_n)
+        return self._graphs[key]
+
+    def warm_up(self, widths: Sequence[int], blocks: int = 1) -> None:
+        """Make the graphs of all row buckets at these widths."""
+        for width in widths:
+            rows = 1
+            while True:
+                self.graph(rows, width, blocks)
+                if rows >= self._max_rows:
+                    break
+                rows *= 2
+
+    def _context_bucket(self, blocks: int) -> int:
+        size = max(1, _SMALLEST_CONTEXT // self._kv.block_size)
+        while size < blocks:
+            size *= 4
+        return min(size, self._max_blocks)
+
+
+def head_logits(model: Transformer, hidden: torch.Tensor) -> torch.Tensor | None:
+    """[L, H] -> [L, V] on rank 0, in the activation dtype where the model is not sharded."""
+    if model.tp.size > 1:
+        return model.logits(hidden)
+    return model.head(hidden)

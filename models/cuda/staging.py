@@ -1,0 +1,56 @@
+"""Inputs of a graph: one pinned host buffer, one device buffer, one copy a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+_ALIGN = 16  # bytes; Triton's widest access
+
+
+class Field(NamedTuple):
+    """One input: its shape and dtype (int64, int32 or float32)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Staging:
+    """Named arrays on the host and the tensors of the same bytes on the device.
+
+    Attributes:
+        host: numpy views to write inputs to. They may be written again once ``wait`` returned.
+        tensors: the device's, at fixed addresses.
+    """
+
+    def __init__(self, fields: Sequence[Field], device: torch.device) -> None:
+        starts, size = [], 0
+        for _, shape, dtype in fields:
+            starts.append(size)
+            count = int(np.prod(shape))
+            size += -(-count * dtype.itemsize // _ALIGN) * _ALIGN
+        pinned = device.type == "cuda"
+        self._bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self._device_bytes = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._copied = torch.cuda.Event() if pinned else None
+        self.host: dict[str, np.ndarray] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        for start, (name, shape, dtype) in zip(starts, fields, strict=True):
+            stop = start + int(np.prod(shape)) * dtype.itemsize
+            self.host[name] = self._bytes[start:stop].view(dtype).view(shape).numpy()
+            self.tensors[name] = self._device_bytes[start:stop].view(dtype).view(shape)
+
+    def wait(self) -> None:
+        """Return when the last copy has read the host arrays."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def copy(self) -> None:
+        """Queue the copy to the device on the current stream."""
+        self._device_bytes.copy_(self._bytes, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()

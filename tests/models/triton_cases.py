@@ -1,0 +1,293 @@
+"""Cases of test_triton_interpret, for a process that has TRITON_INTERPRET=1 from its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.runtime import interpreter
+
+from models.backends.cuda import CudaBackend, CudaOptions
+from models.backends.reference import ReferenceBackend
+from models.batch import ForwardBatch
+from models.cuda import noise as cuda_noise
+from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.skinny import skinny_linear
+from models.cuda.tiles import tiles_of
+from models.cuda.tree import TreeInputs, TreeRunner
+from models.registry import load_model
+from models.sequence_batch import build_batch
+from ssd_pipe.params import NoiseKey
+from ssd_pipe.sampling import noise, shared_noise
+from ssd_pipe.sampling.filters import RowSampling
+from tests.models.tiny import make_tiny, random_tokens
+
+BLOCK, BLOCKS = 4, 40
+
+
+def _accept_scalars_of_numpy_2_4() -> None:
+    """Triton 3.6's interpreter turns arrays of one element into loop bounds by ``int``, which
+    numpy refuses since 2.4."""
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+_accept_scalars_of_numpy_2_4()
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "vocab_size": 33,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+}
+FUSED = CudaOptions(split=16)
+PLAIN = CudaOptions(split=16, fused_tokens=0)
+UNSPLIT = CudaOptions(split=16, split_tokens=0)
+
+
+def backend(options: CudaOptions = FUSED) -> CudaBackend:
+    return CudaBackend("cpu", torch.float32, options)
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert actual.shape == expected.shape
+    assert float((actual - expected).norm()) <= 1e-5 * float(expected.norm())
+
+
+def test_norms_and_gate_equal_torch() -> None:
+    reference = ReferenceBackend("cpu", torch.float32)
+    x, residual, weight = randn(3, 72), randn(3, 72, seed=1), randn(72, seed=2)
+    close(backend().rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    for got, want in zip(
+        backend().add_rms_norm(x, residual, weight, 1e-5),
+        reference.add_rms_norm(x, residual, weight, 1e-5),
+        strict=True,
+    ):
+        close(got, want)
+    close(backend().silu_mul(x), reference.silu_mul(x))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_skinny_products_equal_torch(rows: int) -> None:
+    k, n = 72, 40
+    x, weight, bias = randn(rows, k), randn(2 * n, k, seed=1), randn(2 * n, seed=2)
+    norm, residual = randn(k, seed=3), randn(rows, 2 * n, seed=4)
+    normed = torch.nn.functional.rms_norm(x, (k,), norm, 1e-5)
+    close(skinny_linear(x, weight, bias), x @ weight.T + bias)
+    close(skinny_linear(x, weight, norm=norm, eps=1e-5), normed @ weight.T)
+    close(skinny_linear(x, weight, residual=residual), x @ weight.T + residual)
+    gate, up = (normed @ weight.T).chunk(2, dim=1)
+    gated = skinny_linear(x, weight, norm=norm, eps=1e-5, gated=True)
+    close(gated, torch.nn.functional.silu(gate) * up)
+    with pytest.raises(ValueError, match="skinny_linear"):
+        skinny_linear(x, weight[:, :-1].contiguous())
+
+
+def test_tiles_hold_every_token_once_and_one_sequence_each() -> None:
+    seqs = torch.tensor([2, 0, 2, 2, 0, 4, 2, 2], dtype=torch.int32)
+    tiles = tiles_of(seqs, 5, 2)
+    assert tiles.order is not None
+    seen = []
+    for seq, start, length in zip(
+        tiles.seq.tolist(), tiles.start.tolist(), tiles.length.tolist(), strict=True
+    ):
+        members = tiles.order[start : start + length].tolist()
+        assert len(members) <= 2
+        assert all(int(seqs[m]) == seq for m in members)
+        seen += members
+    assert sorted(seen) == list(range(8))
+
+
+@pytest.mark.parametrize("options", [FUSED, UNSPLIT], ids=["split", "unsplit"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 16), (4, 4, 24), (3, 1, 64)])
+def test_attention_equals_the_reference(
+    options: CudaOptions, heads: int, kv_heads: int, dim: int
+) -> None:
+    """Interleaved sequences, branches, and a token that sees nothing."""
+    rng = np.random.default_rng(heads)
+    tables = torch.from_numpy(rng.permutation(BLOCKS)[:36].reshape(3, 12).astype(np.int32))
+    context = torch.tensor([37, 5, 37, 20, 48, 6, 1, 0], dtype=torch.int32)
+    suffix_lens = torch.tensor([0, 2, 0, 1, 0, 3, 0, 0], dtype=torch.int32)
+    suffix = torch.from_numpy(rng.integers(0, BLOCKS * BLOCK, (8, 3)).astype(np.int32))
+    zeros = torch.zeros(8, dtype=torch.int64)
+    seqs = torch.tensor([0, 1, 0, 2, 1, 1, 2, 0], dtype=torch.int32)
+
+    def batch(n: int) -> ForwardBatch:
+        return ForwardBatch(
+            zeros[:n],
+            zeros[:n],
+            zeros[:n],
+            seqs[:n],
+            tables,
+            context[:n],
+            torch.arange(n),
+            suffix[:n],
+            suffix_lens[:n],
+        )
+
+    keys, values = (randn(BLOCKS, BLOCK, kv_heads, dim, seed=s) for s in (1, 2))
+    q = randn(8, heads, dim)
+    got = backend(options).attention(q, keys, values, batch(8), dim**-0.5)
+    want = ReferenceBackend("cpu", torch.float32).attention(q[:7], keys, values, batch(7), dim**-0.5)
+    close(got[:7], want)
+    assert not got[7].any()
+
+
+@pytest.mark.parametrize("options", [FUSED, PLAIN], ids=["fused", "plain"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_model_with_branches_equals_the_reference(
+    tmp_path: Path, family: str, options: CudaOptions
+) -> None:
+    folder = make_tiny(tmp_path, family, attention_bias=True, **SMALL)
+    models = [load_model(folder, backend=b) for b in (backend(options), "reference")]
+    kvs = [model.make_kv(BLOCKS, BLOCK) for model in models]
+    order = np.random.default_rng(3).permutation(BLOCKS).tolist()
+    tables = [order[:6], order[6:12]]
+    texts = [random_tokens(19, 33, 1), random_tokens(11, 33, 2)]
+    scratch = order[12] * BLOCK
+
+    def both(batch: ForwardBatch) -> None:
+        got, want = (
+            model.logits(model.forward(batch, kv)) for model, kv in zip(models, kvs, strict=True)
+        )
+        assert got is not None
+        assert want is not None
+        close(got, want)
+
+    both(build_batch([(t, 0, x, len(x) - 3) for t, x in zip(tables, texts, strict=True)], BLOCK))
+    both(build_batch([(tables[0], 19, [5], 0)], BLOCK))
+    for step in range(2):
+        count = 3
+        slots = scratch + torch.arange(count) * 2
+        both(
+            ForwardBatch(
+                tokens=torch.tensor([7, 8, 9]) + step,
+                positions=torch.tensor([18, 9, 17]) + step,
+                slots=slots + step,
+                seqs=torch.tensor([0, 1, 0], dtype=torch.int32),
+                block_tables=torch.tensor(tables, dtype=torch.int32),
+                context_lens=torch.tensor([18, 9, 17], dtype=torch.int32),
+                logit_index=torch.arange(count),
+                suffix_slots=(slots[:, None] + torch.arange(2)).int(),
+                suffix_lens=torch.full((count,), step + 1, dtype=torch.int32),
+            )
+        )
+
+
+def test_noise_and_its_argmax_equal_the_samplers() -> None:
+    rows, vocab = 4, 2500
+    keys = noise.keys_to_tensor(noise.row_keys([3, 4, 5, 2**63], [7, 8, 9, 1], noise.SHARED))
+    temperature = torch.tensor([1.0, 0.5, 1.0, 1.7])
+    greedy = torch.tensor([0, 0, 1, 0], dtype=torch.int32)
+    logits = randn(rows, vocab) * 3
+    want = logits / temperature[:, None] + noise.gumbel(keys, vocab)
+    want[2] = logits[2]
+    scores = cuda_noise.noised_scores(logits, keys, temperature, greedy)
+    torch.testing.assert_close(scores, want, atol=4e-6, rtol=1e-6)
+    chosen = cuda_noise.choose(logits, keys, temperature, greedy)
+    assert chosen.tolist() == want.argmax(dim=1).tolist()
+    flat = torch.zeros(1, vocab)
+    flat[0, [1100, 40, 2400]] = 2.0
+    one = torch.ones(1, dtype=torch.int32)
+    assert cuda_noise.choose(flat, keys[:1], temperature[:1], one).tolist() == [40]
+
+
+def test_steps_equal_the_reference_and_its_sampler(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path, "llama", **SMALL)
+    model, reference = (load_model(folder, backend=b) for b in (backend(PLAIN), "reference"))
+    kv, reference_kv = model.make_kv(BLOCKS, BLOCK), reference.make_kv(BLOCKS, BLOCK)
+    runner = GraphRunner(model, kv, 4, 24, top_n=3)
+    order = np.random.default_rng(4).permutation(BLOCKS).tolist()
+    tables = [order[:6], order[6:10], order[10:13]]
+    texts = [random_tokens(9, 33, 1), random_tokens(3, 33, 2), random_tokens(1, 33, 3)]
+    keys = [NoiseKey(5, 0.0), NoiseKey(6, 1.0), NoiseKey(2**63 + 1, 0.7)]
+    before = [keys_of.clone() for keys_of in kv.keys]
+    for start, stop in ((0, 6), (6, 9)):
+        rows = [
+            StepRow(table, start, text[start:stop], key.seed, key.temperature)
+            for table, text, key in zip(tables, texts, keys, strict=True)
+            if text[start:stop]
+        ]
+        out = runner.run(rows)
+        logits = reference.logits(
+            reference.forward(
+                build_batch([(r.blocks, r.start, r.tokens, 0) for r in rows], BLOCK), reference_kv
+            )
+        )
+        assert logits is not None
+        assert out.top_tokens is not None
+        at = 0
+        for i, row in enumerate(rows):
+            count = len(row.tokens)
+            want = logits[at : at + count]
+            at += count
+            close(out.logits[i, :count], want)
+            positions = np.arange(start + 1, start + 1 + count)
+            sampling = RowSampling.from_keys([keys[i]], [count])
+            chosen = shared_noise.choose(want, sampling, positions).tolist()
+            assert out.chosen[i, :count].tolist() == chosen
+            assert out.top_tokens[i, :count, 0].tolist() == chosen
+    untouched = [b for b in range(BLOCKS) if b not in order[:13]]
+    assert torch.equal(kv.keys[0][untouched], before[0][untouched])
+    with pytest.raises(ValueError, match="row 0"):
+        runner.run([StepRow(tables[2], 11, [1, 2])])
+
+
+def test_tree_equals_branches_run_one_by_one(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path, "qwen3", **SMALL)
+    model, reference = (load_model(folder, backend=b) for b in (backend(PLAIN), "reference"))
+    kv = model.make_kv(BLOCKS, BLOCK)
+    order = np.random.default_rng(5).permutation(BLOCKS).tolist()
+    tables = [order[:4], order[4:8]]
+    texts = [random_tokens(13, 33, 1), random_tokens(7, 33, 2)]
+    rows = [(t, 0, x, len(x)) for t, x in zip(tables, texts, strict=True)]
+    model.forward(build_batch(rows, BLOCK), kv)
+    steps = 3
+    seqs, contexts = np.array([0, 0, 0, 1]), np.array([13, 12, 12, 5])
+    keys = [NoiseKey(1, 0.0)] * 3 + [NoiseKey(7, 1.0)]
+    positions = contexts.astype(np.int64)
+    tree = TreeInputs(
+        tokens=np.array([4, 5, 6, 7]),
+        positions=positions,
+        context_lens=contexts,
+        seqs=seqs,
+        tables=tables,
+        scratch=order[8] * BLOCK + np.arange(4) * steps,
+        keys=np.stack(
+            [
+                noise.row_keys([k.seed for k in keys], positions + step + 1, noise.SHARED)
+                for step in range(steps)
+            ]
+        ),
+        temperature=np.array([k.temperature for k in keys]),
+    )
+    # Scratch blocks must be ones no table holds.
+    runner = TreeRunner(model, kv, steps, 2, 4, 16)
+    chosen = runner.run(tree)
+    assert chosen.shape == (steps, 4)
+    for i, key in enumerate(keys):
+        text = texts[seqs[i]][: contexts[i]] + [int(tree.tokens[i])]
+        grown = []
+        for _ in range(steps):
+            reference_kv = reference.make_kv(6, BLOCK)
+            batch = build_batch([(range(6), 0, text, len(text) - 1)], BLOCK)
+            logits = reference.logits(reference.forward(batch, reference_kv))
+            assert logits is not None
+            sampling = RowSampling.from_keys([key])
+            token = int(shared_noise.choose(logits, sampling, [len(text)])[0])
+            grown.append(token)
+            text = [*text, token]
+        assert chosen[:, i].tolist() == grown
+    with pytest.raises(ValueError, match="branches in a graph"):
+        TreeRunner(model, kv, steps, 2, 2, 16).run(tree)

@@ -1,0 +1,236 @@
+"""Whole pipelines of a tiny model pair: started, used, ended, and broken in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ipc.messages import StatusReply
+from ipc.rundir import list_runs
+from ssd_pipe.client import Client
+from ssd_pipe.config_load import load
+from ssd_pipe.supervisor import GroupState, Supervisor
+from tests.pipelines import byte_model, command, shm_dir
+
+__all__ = ["shm_dir"]
+
+START_TIMEOUT = 120.0  # seconds; several test runs may share two cores
+PROCESSES = ("scheduler", "target-0", "draft", "frontend")
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    return byte_model(folder, "target", seed=1), byte_model(folder, "draft", seed=1)
+
+
+@pytest.fixture
+def settings(pair: tuple[Path, Path], shm_dir: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "mode": "ssd",
+        "target.model": str(pair[0]),
+        "draft.model": str(pair[1]),
+        "target.threads": 1,
+        "run.shm_dir": str(shm_dir),
+        "run.log_dir": str(tmp_path / "logs"),
+    }
+
+
+class Up:
+    """``ssd-pipe up`` as a process of its own."""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        self.ready_file = folder / "ready.json"
+        self.output = folder / "up.out"
+        arguments = ["up", "--no-pull", "--ready-file", str(self.ready_file)]
+        for name, value in settings.items():
+            arguments += ["--set", f"{name}={json.dumps(value)}"]
+        with self.output.open("w") as output:
+            self.process = subprocess.Popen(
+                command(*arguments), stdout=output, stderr=output, stdin=subprocess.DEVNULL
+            )
+
+    def ready(self) -> dict[str, Any]:
+        """Wait for the ready file; returns its content."""
+
+        def there() -> bool:
+            assert self.process.poll() is None, self.output.read_text()
+            return self.ready_file.exists()
+
+        wait_for(there, START_TIMEOUT)
+        content: dict[str, Any] = json.loads(self.ready_file.read_text())
+        return content
+
+    def wait(self, timeout: float) -> tuple[int, str]:
+        """Exit status and everything printed."""
+        return self.process.wait(timeout), self.output.read_text()
+
+
+@pytest.fixture
+def up(settings: dict[str, Any], tmp_path: Path) -> Iterator[Up]:
+    started = Up(settings, tmp_path)
+    yield started
+    if started.process.poll() is None:
+        started.process.send_signal(signal.SIGCONT)
+        started.process.kill()
+        started.process.wait()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def all_gone(pids: list[int]) -> bool:
+    return all(_is_gone(pid) for pid in pids)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def left_behind(shm_dir: Path) -> list[str]:
+    return [path.name for path in shm_dir.glob("ssd-pipe-*/*")]
+
+
+def test_up_answers_requests_and_ctrl_c_ends_it_with_nothing_left(up: Up, shm_dir: Path) -> None:
+    ready = up.ready()
+    assert set(ready) == {"run", "endpoint", "pids", "log_dir"}
+    assert set(ready["pids"]) == set(PROCESSES)
+    with Client(ready["endpoint"]) as client:
+        status: StatusReply = client.status()
+        assert {p.name: p.pid for p in status.processes} == ready["pids"]
+        result = client.generate("hello", max_tokens=24, ignore_eos=True)
+        assert len(result.token_ids) == 24
+        assert result.metrics is not None
+        assert result.metrics.rounds > 0
+    asked = command("generate", "hello", "--raw", "--endpoint", ready["endpoint"])
+    options = ["--max-tokens", "24", "--ignore-eos", "--metrics"]
+    done = subprocess.run([*asked, *options], capture_output=True, timeout=60, check=True)
+    assert done.stdout.decode(errors="replace") == result.text + "\n"
+    assert b"24 output tokens" in done.stderr
+    assert b"cache hit rate" in done.stderr
+    logs = {path.name for path in Path(ready["log_dir"]).iterdir()}
+    assert logs == {f"{name}.jsonl" for name in (*PROCESSES, "supervisor")}
+    up.process.send_signal(signal.SIGINT)
+    status_code, output = up.wait(20)
+    assert status_code == 0, output
+    assert all_gone(list(ready["pids"].values()))
+    assert left_behind(shm_dir) == []
+    assert not up.ready_file.exists()
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "target-0",
+        pytest.param("scheduler", marks=pytest.mark.slow),
+        pytest.param("draft", marks=pytest.mark.slow),
+        pytest.param("frontend", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_process_is_named_and_takes_the_group_down(
+    up: Up, shm_dir: Path, victim: str
+) -> None:
+    pids = up.ready()["pids"]
+    os.kill(pids[victim], signal.SIGKILL)
+    status, output = up.wait(10)
+    assert status == 1
+    assert f"error: {victim}: was killed by SIGKILL" in output.splitlines()[-1]
+    assert all_gone(list(pids.values()))
+    assert left_behind(shm_dir) == []
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(up: Up, shm_dir: Path) -> None:
+    pids = list(up.ready()["pids"].values())
+    up.process.kill()
+    up.process.wait()
+    wait_for(lambda: all_gone(pids), 10)
+    wait_for(lambda: left_behind(shm_dir) == [], 10)
+
+
+def test_a_stop_during_start_up_is_orderly(up: Up, shm_dir: Path) -> None:
+    wait_for(lambda: list_runs(shm_dir) != [], START_TIMEOUT)
+    up.process.send_signal(signal.SIGTERM)
+    status, output = up.wait(20)
+    assert status == 0, output
+    assert left_behind(shm_dir) == []
+
+
+def test_supervisor_as_a_context_manager(settings: dict[str, Any], shm_dir: Path) -> None:
+    supervisor = Supervisor(load(None, settings | {"mode": "ar", "run.log_level": "error"}))
+    with supervisor:
+        assert supervisor.state is GroupState.READY
+        assert set(supervisor.pids) == {"scheduler", "target-0", "frontend"}
+        assert list_runs(shm_dir) == [supervisor.config.run.name]
+        pids = list(supervisor.pids.values())
+        with Client(supervisor.endpoint) as client:
+            assert client.generate("x", max_tokens=3, ignore_eos=True).metrics is not None
+    assert supervisor.state is GroupState.STOPPED
+    assert supervisor.exit_status == 0
+    assert all_gone(pids)
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
+    up = Up(settings | {"run.beat_timeout": 2.0}, tmp_path)
+    pids = up.ready()["pids"]
+    os.kill(pids["target-0"], signal.SIGSTOP)
+    status, output = up.wait(20)
+    assert status == 1
+    assert "target-0" in output.splitlines()[-1]
+    assert all_gone(list(pids.values()))
+
+
+def test_the_procfile_starts_the_same_pipeline(
+    settings: dict[str, Any], shm_dir: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "pipe.toml"
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    config.write_text("\n".join(lines))
+    environment = os.environ | {"SSD_RUN": "procfile-test", "SSD_CONFIG": str(config)}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    runner = subprocess.Popen(
+        [sys.executable, "-m", "honcho", "start"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for(lambda: "procfile-test" in list_runs(shm_dir), START_TIMEOUT)
+        wait_for(lambda: _ready(shm_dir, "procfile-test"), START_TIMEOUT)
+        with Client(run="procfile-test", shm_dir=str(shm_dir)) as client:
+            result = client.generate("hello", max_tokens=8, ignore_eos=True)
+        assert len(result.token_ids) == 8
+    finally:
+        runner.send_signal(signal.SIGINT)
+        output, _ = runner.communicate(timeout=30)
+    wait_for(lambda: left_behind(shm_dir) == [], 10)
+    assert "error" not in output
+
+
+def _ready(shm_dir: Path, run: str) -> bool:
+    try:
+        with Client(run=run, shm_dir=str(shm_dir), timeout=2.0) as client:
+            states = {p.name: p.state for p in client.status().processes}
+    except Exception:
+        return False  # not listening yet
+    return set(states) == set(PROCESSES) and set(states.values()) == {"ready"}
