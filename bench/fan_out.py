@@ -21,7 +21,7 @@ ALLOCATIONS: tuple[Allocation, ...] = ("uniform", "geometric", "confidence")
 RULES: tuple[Rule, ...] = ("shared_noise", "rejection")
 TEMPERATURES = (0.0, 1.0)
 BUDGETS = (12, 18)
-BRIEF: dict[tuple[str, float, int], tuple[float | None, ...]] = {
+DESIGN: dict[tuple[str, float, int], tuple[float | None, ...]] = {
     ("shared_noise", 0.0, 6): (0.44, 0.47, 0.57),
     ("shared_noise", 0.0, 12): (0.57, 0.60, 0.67),
     ("shared_noise", 0.0, 18): (0.64, 0.66, 0.74),
@@ -32,7 +32,7 @@ BRIEF: dict[tuple[str, float, int], tuple[float | None, ...]] = {
     ("rejection", 1.0, 18): (0.46, 0.51, 0.57),
     ("rejection", 1.0, 24): (0.53, 0.58, 0.62),
 }
-"""Hit rates measured offline when the project was planned, K = 5, in the order of ALLOCATIONS."""
+"""Hit rates measured offline when the project was designed, K = 5, in the order of ALLOCATIONS."""
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, kw_only=True):
-    """One entry of the table; ``expected`` is the planned hit rate, None where there is none."""
+    """One entry of the table; ``expected`` is the hit rate of the design, None where there is none."""
 
     rule: str
     temperature: float
@@ -128,8 +128,8 @@ def make_cell(
 
 
 def expected(rule: str, temperature: float, branches: int, allocation: str) -> float | None:
-    """The planned hit rate; greedy, the rules do the same."""
-    row = BRIEF.get((rule if temperature else "shared_noise", temperature, branches))
+    """The hit rate of the design; greedy, the rules do the same."""
+    row = DESIGN.get((rule if temperature else "shared_noise", temperature, branches))
     if row is None or allocation not in ALLOCATIONS:
         return None
     return row[ALLOCATIONS.index(allocation)]

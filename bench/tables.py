@@ -50,8 +50,8 @@ def speed_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def speculation_table(rows: Sequence[Row]) -> Table | None:
-    """What speculation does in each engine that counts it; None if there is none."""
-    counted = [row for row in rows if row.counters]
+    """What speculation does in each engine that says so; None if there is none."""
+    counted = [row for row in rows if row.counters or row.accepted_mean is not None]
     if not counted:
         return None
     table = _table(
@@ -86,7 +86,7 @@ def bandwidth_line(bandwidth: Bandwidth) -> str:
 
 def fan_out_table(cells: Sequence[Cell]) -> Table:
     """Cells grouped by rule, temperature and budget."""
-    table = _table("fan-out", ["rule", "T", "B", "allocation", "rounds", "hit rate", "brief"])
+    table = _table("fan-out", ["rule", "T", "B", "allocation", "rounds", "hit rate", "design"])
     for name in ("by k", "accepted", "tok/round"):
         table.add_column(name, justify="right")
     ordered = sorted(cells, key=lambda c: (c.rule != "shared_noise", c.temperature, c.branches))

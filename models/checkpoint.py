@@ -131,4 +131,6 @@ class RandomSource:
             tensor = tensor[rows.start : rows.stop]
         if columns is not None:
             tensor = tensor[:, columns.start : columns.stop]
+        if tensor.shape == shape:  # the whole of it: a copy would double the largest matrices
+            return tensor
         return tensor.clone(memory_format=torch.contiguous_format)

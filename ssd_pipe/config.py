@@ -38,7 +38,8 @@ class ModelSection(Section, frozen=True, kw_only=True):
         device: "cpu", "cuda", "cuda:N", or "auto".
         threads: CPU threads for this process, 0 = decide by the cores available.
         cpus: cores this process may run on, empty = all.
-        backend: "auto", "reference" (plain torch) or "native" (compiled CPU kernels).
+        backend: "auto", "reference" (plain torch), "native" (compiled CPU kernels) or "cuda"
+            (Triton kernels).
     """
 
     model: str
@@ -46,7 +47,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
     device: str = "auto"
     threads: int = 0
     cpus: list[int] = []
-    backend: Literal["auto", "reference", "native"] = "auto"
+    backend: Literal["auto", "reference", "native", "cuda"] = "auto"
 
 
 class TargetSection(ModelSection, frozen=True, kw_only=True):

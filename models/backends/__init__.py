@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from models.backends.base import Backend
@@ -14,18 +16,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def make_backend(
     name: str, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32
 ) -> Backend:
-    """The backend called ``name`` ("reference", "native", or "auto") for arithmetic in ``dtype``.
+    """The backend called ``name`` for arithmetic in ``dtype``: "reference", "native", "cuda", "auto".
 
-    "auto" is the native kernels on a CPU in float32 where they can be built, plain torch elsewhere.
-    Raises ConfigError for a name, device or dtype it cannot serve, and models.native's
-    NativeUnavailable if "native" is asked for and cannot be built.
+    "auto" is the native kernels on a CPU in float32 where they can be built, the CUDA kernels on a
+    GPU where Triton is installed, plain torch elsewhere. Raises ConfigError for a name, device or
+    dtype it cannot serve, and models.native's NativeUnavailable if "native" is asked for and cannot
+    be built.
     """
     device = torch.device(device)
     wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if wanted is None or wanted not in DTYPES.values():
         raise ConfigError("dtype", f"must be float32 or bfloat16, got {dtype}")
-    if name not in ("auto", "reference", "native"):
-        raise ConfigError("backend", f"must be auto, reference or native, got {name!r}")
+    if name not in ("auto", "reference", "native", "cuda"):
+        raise ConfigError("backend", f"must be auto, reference, native or cuda, got {name!r}")
     fits = device.type == "cpu" and wanted == torch.float32
     if name == "native" and not fits:
         raise ConfigError(
@@ -40,4 +43,13 @@ def make_backend(
         except NativeUnavailable:
             if name == "native":
                 raise
+    if name == "cuda" and device.type != "cuda":
+        raise ConfigError("backend", f"cuda does not compute on {device}")
+    if name == "cuda" or (name == "auto" and device.type == "cuda"):
+        if find_spec("triton") is not None:
+            from models.backends.cuda import CudaBackend
+
+            return CudaBackend(device, wanted)
+        if name == "cuda":
+            raise ConfigError("backend", "cuda needs Triton: pip install 'ssd-pipe[cuda]'")
     return ReferenceBackend(device, wanted)

@@ -9,6 +9,40 @@ import torch
 from models.batch import ForwardBatch
 
 
+class SamplingKernels(Protocol):
+    """Compiled sampling of one device; a backend without it leaves that to torch.
+
+    Scores are ``logits * inverse_temperature + Gumbel noise`` with the noise of
+    ``ssd_pipe.sampling.noise`` under int64 row keys [N]; ``inverse_temperature`` is float32 [N], 0
+    marks a greedy row, scored by its plain logits. Equal scores go to the lower token id.
+    """
+
+    def head_argmax(
+        self,
+        hidden: torch.Tensor,
+        weight: object,
+        inverse_temperature: torch.Tensor,
+        row_keys: torch.Tensor,
+        vocab: int,
+    ) -> torch.Tensor:
+        """Best token of each row of hidden [N, H] times weight [V, H] -> int64 [N]; ``vocab`` > 0
+        looks at the first so many tokens only."""
+
+    def noised_argmax(
+        self, logits: torch.Tensor, inverse_temperature: torch.Tensor, row_keys: torch.Tensor
+    ) -> torch.Tensor:
+        """Best token of each row of logits float32 [N, V] -> int64 [N]."""
+
+    def noised_topk(
+        self,
+        logits: torch.Tensor,
+        count: int,
+        inverse_temperature: torch.Tensor,
+        row_keys: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Best ``count`` of each row, best first: scores float32 [N, count], ids int64."""
+
+
 class Backend(Protocol):
     """Operations of one decoder layer and of the head.
 
@@ -20,9 +54,13 @@ class Backend(Protocol):
     name: str
     device: torch.device
     activation_dtype: torch.dtype
+    sampling: SamplingKernels | None
 
     def pack(self, weight: torch.Tensor) -> object:
         """Bring a [out, in] matrix into the form ``linear`` wants (stored dtype is kept)."""
+
+    def first_rows(self, weight: object, count: int) -> object:
+        """A packed weight of the first ``count`` output rows, sharing memory."""
 
     def linear(self, x: torch.Tensor, weight: object, bias: torch.Tensor | None) -> torch.Tensor:
         """x [T, in] -> [T, out] in activation_dtype."""

@@ -15,6 +15,7 @@ import torch
 from models.batch import ForwardBatch
 from models.native.forward import FusedForward, check_cache, view_of
 from models.native.library import CHeads, CRotary, dense, library, pointer, rows_of
+from models.native.sampling import NativeSampling
 from models.native.weights import Arena, PackedWeight
 from ssd_pipe.errors import ModelError
 
@@ -33,6 +34,7 @@ class NativeBackend:
 
     name = "native"
     activation_dtype = torch.float32
+    sampling = NativeSampling()
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -46,6 +48,9 @@ class NativeBackend:
         if weight.dtype not in (torch.bfloat16, torch.float32):
             weight = weight.float()
         return PackedWeight(weight.detach(), self._arena)
+
+    def first_rows(self, weight: object, count: int) -> PackedWeight:
+        return cast(PackedWeight, weight).first(count)
 
     def linear(self, x: torch.Tensor, weight: object, bias: torch.Tensor | None) -> torch.Tensor:
         w = cast(PackedWeight, weight)

@@ -8,12 +8,45 @@ the lower token id; scores that are NaN or -inf are never chosen while another o
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from models.native.library import dense, library, pointer, rows_of
 from models.native.weights import PackedWeight
 
 MAX_TOP = 64
+
+
+class NativeSampling:
+    """SamplingKernels protocol on these functions."""
+
+    def head_argmax(
+        self,
+        hidden: torch.Tensor,
+        weight: object,
+        inverse_temperature: torch.Tensor,
+        row_keys: torch.Tensor,
+        vocab: int,
+    ) -> torch.Tensor:
+        packed = cast(PackedWeight, weight)
+        if vocab:
+            packed = packed.first(vocab)
+        return head_argmax(hidden, packed, inverse_temperature, row_keys)[1]
+
+    def noised_argmax(
+        self, logits: torch.Tensor, inverse_temperature: torch.Tensor, row_keys: torch.Tensor
+    ) -> torch.Tensor:
+        return noised_argmax(logits, inverse_temperature, row_keys)[1]
+
+    def noised_topk(
+        self,
+        logits: torch.Tensor,
+        count: int,
+        inverse_temperature: torch.Tensor,
+        row_keys: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return noised_topk(logits, count, inverse_temperature, row_keys)
 
 
 def gumbel_rows(row_keys: torch.Tensor, vocab: int) -> torch.Tensor:

@@ -74,6 +74,16 @@ class RowSampling:
     def __len__(self) -> int:
         return len(self.seeds)
 
+    @property
+    def unfiltered(self) -> bool:
+        """No row drops tokens: temperature and noise alone decide."""
+        plain = (self.top_p >= 1) & (self.top_k == 0) & (self.min_p == 0)
+        return bool((plain | self.greedy).all())
+
+    def inverse_temperature(self) -> torch.Tensor:
+        """float32 [N] on the CPU, 0 on greedy rows: how kernels take temperatures."""
+        return torch.from_numpy(np.where(self.greedy, 0, 1 / self.temperature).astype(np.float32))
+
     def noise_keys(
         self,
         positions: Sequence[int] | np.ndarray,
