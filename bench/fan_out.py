@@ -50,7 +50,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cell(msgspec.Struct, kw_only=True):
-    """One entry of the table; ``expected`` is the hit rate of the design, None where there is none."""
+    """One entry of the table; ``expected`` is the hit rate of the design, None without one."""
 
     rule: str
     temperature: float
@@ -111,18 +111,17 @@ def make_cell(
     """What a pipeline's samples say."""
     counted = st.total([s.counters for s in samples])
     answers = [s.answer for s in samples]
+    rounds = sum(map(st.decode_rounds, answers))
     return Cell(
         rule=rule,
         temperature=temperature,
         branches=branches,
         allocation=allocation,
-        rounds=int(counted["rounds"]),
+        rounds=rounds,
         hit_rate=st.ratio(counted["hits"], counted["hits"] + counted["misses"]),
         hit_rate_by_k=st.shares(st.indexed(counted, "hits_at"), st.indexed(counted, "misses_at")),
         accepted_mean=st.ratio(counted["accepted"], counted["rounds"]),
-        tokens_per_round=st.ratio(
-            sum(map(st.decode_tokens, answers)), sum(map(st.decode_rounds, answers))
-        ),
+        tokens_per_round=st.ratio(sum(map(st.decode_tokens, answers)), rounds),
         expected=expected(rule, temperature, branches, allocation),
     )
 

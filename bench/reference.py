@@ -52,7 +52,7 @@ def greedy(
     """``count`` tokens after each prompt, in float32; what the file has is not computed again."""
     path = cache_file(folder)
     known = _read(path)
-    keys = [_key(tokens, count) for tokens in prompts]
+    keys = [prompt_key(tokens, count) for tokens in prompts]
     missing = [i for i, key in enumerate(keys) if key not in known]
     if missing:
         engine = TransformersEngine("transformers", folder, threads=threads)
@@ -79,7 +79,8 @@ def cache_file(folder: Path) -> Path:
     return cache_dir() / "bench" / f"{name}.json"
 
 
-def _key(tokens: Sequence[int], count: int) -> str:
+def prompt_key(tokens: Sequence[int], count: int) -> str:
+    """What ``count`` tokens after a prompt are kept under."""
     text = ",".join(map(str, tokens)) + f"|{count}"
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 

@@ -107,11 +107,11 @@ def make_row(samples: Sequence[Sample], weight_bytes: int, bandwidth: Bandwidth 
     if gb_s is not None and bandwidth is not None:
         row.copy_share = gb_s * 1e9 / bandwidth.copy
         row.read_share = gb_s * 1e9 / bandwidth.read
-    _add_counted(row, st.total([s.counters for s in samples]))
+    _add_counted(row, st.total([s.counters for s in samples]), rounds)
     return row
 
 
-def _add_counted(row: Row, counters: dict[str, float]) -> None:
+def _add_counted(row: Row, counters: dict[str, float], rounds: int) -> None:
     if not counters:
         # The engine counts nothing; what a step gives beyond its own token was accepted.
         if row.tokens_per_round is not None and row.tokens_per_round > 1:
@@ -121,10 +121,9 @@ def _add_counted(row: Row, counters: dict[str, float]) -> None:
     row.overhead = _ms(st.ratio(counters["overhead_seconds"], counters["overhead_rounds"]))
     judging = counters["verify_seconds"] - counters["forward_seconds"]
     row.judge = _ms(st.ratio(judging, counters["steps"]))
-    rounds = counters["rounds"]
-    if not rounds:
+    if not counters["rounds"]:
         return
-    row.accepted_mean = counters["accepted"] / rounds
+    row.accepted_mean = counters["accepted"] / counters["rounds"]
     row.acceptance = st.acceptance_by_position(st.indexed(counters, "accepted_at"))
     row.hit_rate = st.ratio(counters["hits"], counters["hits"] + counters["misses"])
     if row.hit_rate is not None:
@@ -133,8 +132,8 @@ def _add_counted(row: Row, counters: dict[str, float]) -> None:
         )
     waited = counters["backup_wait_seconds"] + counters["depth_wait_seconds"]
     busy = counters["draft_busy_seconds"]
-    row.draft_busy, row.draft_exposed = _ms(busy / rounds), _ms(waited / rounds)
-    row.draft_hidden = _ms(max(0.0, busy - waited) / rounds)
+    row.draft_busy, row.draft_exposed = _ms(st.ratio(busy, rounds)), _ms(st.ratio(waited, rounds))
+    row.draft_hidden = _ms(st.ratio(max(0.0, busy - waited), rounds))
 
 
 def add_comparisons(

@@ -41,10 +41,12 @@ class Handover:
         return cls(memory, slots, k, vocab, bell)
 
     def put(self, slot: int, number: int, rows: np.ndarray | None) -> None:
-        """Hand over float32 [n, V], or None if the distributions are lost."""
+        """Hand over float32 [n, W], zeros beyond token W, or None if they are lost."""
         side = number % 2
         if rows is not None:
-            self._rows[slot, side, : len(rows)] = rows
+            width = rows.shape[1]
+            self._rows[slot, side, : len(rows), :width] = rows
+            self._rows[slot, side, : len(rows), width:] = 0
         # The number goes last: it tells the reader that the rows before it are whole.
         self._header[slot, side, 1] = -1 if rows is None else len(rows)
         self._header[slot, side, 0] = number

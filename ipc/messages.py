@@ -97,16 +97,26 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", kw_only=True):
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
-    """One process as last seen: state is "starting", "ready", "stopping", "dead"."""
+    """One process as last seen: state is "starting", "ready", "stopping", "dead".
+
+    ``port``: TCP port it takes HTTP requests on, 0 if none. ``silent``: seconds since its last
+    heartbeat; the hub's own is 0.
+    """
 
     name: str
     pid: int
     state: str
     detail: str = ""
+    port: int = 0
+    silent: float = 0.0
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
-    """Answer to Ask("status")."""
+    """Answer to Ask("status").
+
+    ``age``: seconds since the scheduler told what is said here of running and waiting requests,
+    processes and its counters; -1 if it has not yet.
+    """
 
     id: str
     run: str
@@ -118,6 +128,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     waiting: int
     processes: tuple[ProcessState, ...] = ()
     counters: dict[str, float] = {}
+    age: float = -1.0
 
 
 ServerMessage = Chunk | Failure | StatusReply
@@ -139,7 +150,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """A process finished loading. ``facts`` are role-specific numbers the hub needs.
 
-    target: num_blocks, max_model_len, vocab_size; draft: num_blocks, vocab_size.
+    target: num_blocks, max_model_len, vocab_size; draft: num_blocks, vocab_size; gateway: port.
     """
 
     name: str

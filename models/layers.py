@@ -23,6 +23,11 @@ class Linear:
         """[T, in] -> [T, out]."""
         return self.backend.linear(x, self.weight, self.bias)
 
+    def first(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        """The first ``count`` outputs, [T, in] -> [T, count]."""
+        bias = None if self.bias is None else self.bias[:count]
+        return self.backend.linear(x, self.backend.first_rows(self.weight, count), bias)
+
 
 class Attention:
     """Grouped-query attention over the paged cache, on this rank's heads.

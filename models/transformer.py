@@ -110,11 +110,34 @@ class Transformer:
         return x
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+    def logits(self, hidden: torch.Tensor, vocab: int = 0) -> torch.Tensor | None:
         """[L, H] from ``forward`` -> float32 [L, V] on rank 0, None on the others.
 
-        With L = 0 every rank returns without a collective (rank 0 an empty tensor).
+        ``vocab`` > 0 gives the columns of the first so many tokens only; not with
+        tensor parallelism. With L = 0 every rank returns without a collective (rank 0 an empty
+        tensor).
         """
+        width = vocab or self.config.vocab_size
         if hidden.shape[0] == 0:
-            return None if self.tp.rank else hidden.new_empty((0, self.config.vocab_size)).float()
+            return None if self.tp.rank else hidden.new_empty((0, width)).float()
+        if vocab and self.tp.size == 1:
+            return self.head.first(hidden, vocab).float()
         return self.tp.gather_logits(self.head(hidden).float(), self.config.vocab_size)
+
+    @torch.inference_mode()
+    def head_argmax(
+        self,
+        hidden: torch.Tensor,
+        inverse_temperature: torch.Tensor,
+        row_keys: torch.Tensor,
+        vocab: int = 0,
+    ) -> torch.Tensor:
+        """Best noised token of each row of hidden [L, H] -> int64 [L], no logits stored.
+
+        Only where ``backend.sampling`` is there, and without tensor parallelism; see
+        ``SamplingKernels.head_argmax``.
+        """
+        kernels = self.backend.sampling
+        if kernels is None or self.head.bias is not None or self.tp.size > 1:
+            raise RuntimeError("this model has no fused head")
+        return kernels.head_argmax(hidden, self.head.weight, inverse_temperature, row_keys, vocab)

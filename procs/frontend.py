@@ -88,6 +88,7 @@ class Frontend:
         self._new_rid = itertools.count(1)
         self._counters: Counter[str] = Counter()
         self._stats: SchedulerStats | None = None
+        self._stats_at = 0.0
         self._stats_coming: asyncio.Future[SchedulerStats] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(1, "tokenize")
@@ -167,7 +168,7 @@ class Frontend:
             elif isinstance(message, Rejected):
                 self._refuse(message)
             else:
-                self._stats = message
+                self._stats, self._stats_at = message, time.monotonic()
                 if self._stats_coming is not None:
                     self._stats_coming.set_result(message)
                     self._stats_coming = None
@@ -211,6 +212,7 @@ class Frontend:
 
     def _add(self, key: Key, rid: int, submit: Submit, prepared: Prepared, arrived: int) -> None:
         client, request_id = key
+        self._counters["prompt_tokens"] += len(prepared.tokens)
         self._open[rid] = OpenRequest(
             client=client,
             id=request_id,
@@ -263,6 +265,7 @@ class Frontend:
                 waiting=int(values.get("waiting", 0)),
                 processes=tuple(stats.processes) if stats else (),
                 counters=values | own,
+                age=time.monotonic() - self._stats_at if stats else -1.0,
             ),
         )
 

@@ -133,8 +133,16 @@ class Hub:
         """Every expected process and this one, as last seen."""
         own = "stopping" if self._leaving else "ready" if self._own_ready else "starting"
         with self._lock:
+            now = time.monotonic()
             states = [
-                ProcessState(name=p.name, pid=p.pid, state=p.state or "starting", detail=p.detail)
+                ProcessState(
+                    name=p.name,
+                    pid=p.pid,
+                    state=p.state or "starting",
+                    detail=p.detail,
+                    port=p.facts.get("port", 0),
+                    silent=now - p.last_heard if p.state else 0.0,
+                )
                 for p in self._peers.values()
             ]
         return [ProcessState(name=self._runtime.name, pid=os.getpid(), state=own), *states]
@@ -301,4 +309,5 @@ class Hub:
 def expected_names(config: PipelineConfig) -> list[str]:
     """Names of the processes that answer to the hub."""
     targets = [process_name("target", rank) for rank in range(config.target.tp)]
-    return ["frontend", *targets, *(["draft"] if config.speculative else [])]
+    draft = ["draft"] if config.speculative else []
+    return ["frontend", *targets, *draft, *(["gateway"] if config.gateway.enabled else [])]

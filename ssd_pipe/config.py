@@ -76,6 +76,10 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
         saguaro_c: factor on the draft's cached tokens (rejection rule only; Def. 14).
         backup: what makes the chain on a miss.
         ngram_max, ngram_min: lengths of the suffix that prompt lookup matches.
+        draft_vocab: the draft extends chains with the first so many token ids only, which in a
+            BPE vocabulary are the frequent ones; 0 = all. Costs acceptance, saves draft time.
+        taper: share of the branches that go on from one depth to the next, the likeliest first;
+            1 extends all of them to depth k.
     """
 
     k: int = 5
@@ -87,6 +91,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     backup: Backup = "auto"
     ngram_max: int = 4
     ngram_min: int = 2
+    draft_vocab: int = 0
+    taper: float = 0.8
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
@@ -139,6 +145,31 @@ class RunSection(Section, frozen=True, kw_only=True):
     grace: float = 5.0
 
 
+class GatewaySection(Section, frozen=True, kw_only=True):
+    """The OpenAI-compatible HTTP gateway, a process of its own.
+
+    Attributes:
+        enabled: whether the run has one.
+        host: address to listen on; the default is reachable from this machine only.
+        port: TCP port; 0 = any free one, told in the log, the ready file and ``status``.
+        api_key: what clients must send as bearer token; empty = $SSD_API_KEY, and if that is
+            empty too, nothing is asked for.
+        model_name: what clients call the model; empty = the last part of ``target.model``.
+        max_body_bytes: larger request bodies are refused with 413.
+        max_connections: open connections; further ones are refused with 503.
+        request_timeout: seconds a request may take before it ends with 504; 0 = no limit.
+    """
+
+    enabled: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str = ""
+    model_name: str = ""
+    max_body_bytes: int = 8 << 20
+    max_connections: int = 1024
+    request_timeout: float = 600.0
+
+
 class PipelineConfig(Section, frozen=True, kw_only=True):
     """Everything. Built by ``load``; checked by ``validate``."""
 
@@ -148,6 +179,7 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     speculation: SpeculationSection = SpeculationSection()
     cache: CacheSection = CacheSection()
     scheduler: SchedulerSection = SchedulerSection()
+    gateway: GatewaySection = GatewaySection()
     run: RunSection = RunSection()
 
     @property
@@ -198,6 +230,8 @@ def _check_ranges(config: PipelineConfig) -> None:
         raise ConfigError("speculation.saguaro_c", "below 1 needs speculation.rule = 'rejection'")
     within("speculation.ngram_max", spec.ngram_max, 1, 32)
     within("speculation.ngram_min", spec.ngram_min, 1, spec.ngram_max)
+    within("speculation.taper", spec.taper, 0.1, 1)
+    within("speculation.draft_vocab", spec.draft_vocab, 0, 2**31)
     block = config.cache.block_size
     if block < 1 or block > 256 or block & (block - 1):
         raise ConfigError("cache.block_size", f"must be a power of two 1..256, got {block}")
@@ -213,6 +247,15 @@ def _check_ranges(config: PipelineConfig) -> None:
             "must hold one round of every sequence: max_num_seqs * (k + 1) = "
             f"{config.scheduler.max_num_seqs * (spec.k + 1)}",
         )
+    gateway = config.gateway
+    within("gateway.port", gateway.port, 0, 65535)
+    within("gateway.max_body_bytes", gateway.max_body_bytes, 1024, 2**30)
+    within("gateway.max_connections", gateway.max_connections, 1, 2**16)
+    within("gateway.request_timeout", gateway.request_timeout, 0, 86400)
+    if not gateway.host:
+        raise ConfigError("gateway.host", "must not be empty")
+    if not gateway.api_key.isascii() or not gateway.api_key.isprintable():
+        raise ConfigError("gateway.api_key", "printable ASCII characters only")
     within("run.ready_timeout", run.ready_timeout, 1, 86400)
     within("run.beat_timeout", run.beat_timeout, 0.5, 3600)
     within("run.grace", run.grace, 0.1, 600)

@@ -23,13 +23,14 @@ from ssd_pipe.config import PipelineConfig
 from ssd_pipe.endpoint import public_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
 from ssd_pipe.footprint import shared_bytes
+from ssd_pipe.gateway_address import address, listen
 from ssd_pipe.group import TURN, ProcessGroup
 from ssd_pipe.logs import log_folder
 from ssd_pipe.relay import Relay, Sink
 from ssd_pipe.status_probe import StatusProbe
 from ssd_pipe.threads import check_cpus, thread_environment
 
-STOP_STAGES = (("frontend",), ("scheduler",), ("target", "draft"))
+STOP_STAGES = (("gateway",), ("frontend",), ("scheduler",), ("target", "draft"))
 READY_TURN = 0.25  # seconds between looks
 READY_PROBE = 0.5  # seconds between questions to a ready pipeline
 FAILED_GRACE = 5.0  # most seconds between TERM and KILL after a failure
@@ -94,6 +95,8 @@ class Supervisor:
         vocab_size = preflight.check_models(self.config)
         if self.config.run.endpoint:
             preflight.check_endpoint_free(self.config.run.endpoint)
+        if self.config.gateway.enabled:
+            listen(self.config.gateway).close()
         run = self.config.run
         needed = shared_bytes(self.config, vocab_size)
         self._run_dir = RunDir.create(run.shm_dir, run.name, needed)
@@ -192,9 +195,13 @@ class Supervisor:
             self._leave()
 
     def _start_children(self) -> None:
-        ranks = {"target": self.config.target.tp, "draft": int(self.config.speculative)}
+        ranks = {
+            "target": self.config.target.tp,
+            "draft": int(self.config.speculative),
+            "gateway": int(self.config.gateway.enabled),
+        }
         run = self.config.run
-        for role in ("scheduler", "target", "draft", "frontend"):
+        for role in ("scheduler", "target", "draft", "frontend", "gateway"):
             environment = {**os.environ, **thread_environment(self.config, role)}
             environment |= {"PYTHONUNBUFFERED": "1", "SSD_SUPERVISOR_PID": str(os.getpid())}
             for rank in range(ranks.get(role, 1)):
@@ -240,6 +247,7 @@ class Supervisor:
 
     def _announce(self) -> None:
         facts = {"run": self.config.run.name, "endpoint": self.endpoint}
+        facts |= {"http": address(self.config.gateway, p.port) for p in self._processes if p.port}
         if self._ready_file is not None:
             content = {**facts, "pids": self.pids, "log_dir": str(self.log_dir)}
             _write_atomically(self._ready_file, msgspec.json.encode(content))

@@ -7,6 +7,7 @@ import os
 from ssd_pipe.config import ModelSection, PipelineConfig
 from ssd_pipe.errors import ConfigError
 
+SPIN_COUNT = "2000"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -30,9 +31,9 @@ def thread_count(config: PipelineConfig, role: str, cores: int | None = None) ->
     """Threads of one process of ``role``; ``cores`` None = those available here.
 
     The setting ``threads`` decides if it is not 0, then the number of ``cpus``. Otherwise: alone or
-    taking turns (ar, sd), target and draft each use every core; in ssd the draft, which
-    has the smaller model, gets a quarter of the cores and the target the rest, and on two cores
-    or fewer the target uses all and the draft one. Target ranks share the target's cores.
+    taking turns (ar, sd), target and draft each use every core; in ssd, where both are busy at
+    once, the draft, which has the smaller model, gets a quarter of the cores (at least one) and
+    the target the rest. Target ranks share the target's cores.
     Frontend and scheduler do no arithmetic: 1.
     """
     if role not in ("target", "draft"):
@@ -46,8 +47,6 @@ def thread_count(config: PipelineConfig, role: str, cores: int | None = None) ->
         share = len(section.cpus)
     elif config.mode != "ssd":
         share = total
-    elif total <= 2:
-        share = total if role == "target" else 1
     else:
         drafting = max(1, total // 4)
         share = drafting if role == "draft" else total - drafting
@@ -62,4 +61,8 @@ def thread_environment(config: PipelineConfig, role: str) -> dict[str, str]:
     section = {"target": config.target, "draft": config.draft}.get(role)
     count = str(thread_count(config, role))
     explicit = section is not None and (section.threads or section.cpus)
-    return {v: count for v in THREAD_VARIABLES if explicit or v not in os.environ}
+    variables = {v: count for v in THREAD_VARIABLES if explicit or v not in os.environ}
+    # libgomp's threads otherwise spin for milliseconds after each region, on cores that another
+    # process of the pipeline needs.
+    variables.setdefault("GOMP_SPINCOUNT", os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT))
+    return variables

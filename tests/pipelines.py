@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -80,10 +77,3 @@ def _weights(vocab_size: int, seed: int) -> dict[str, np.ndarray]:
             weights[f"{layer}.mlp.{part}_proj.weight"] = matrix(INNER, HIDDEN)
         weights[f"{layer}.mlp.down_proj.weight"] = matrix(HIDDEN, INNER)
     return weights
-
-
-@pytest.fixture
-def shm_dir() -> Iterator[Path]:
-    """A folder of its own in /dev/shm, short enough for sockets."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="t-") as folder:
-        yield Path(folder)

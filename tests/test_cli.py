@@ -18,9 +18,7 @@ from rich.console import Console
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe.cli.main import main
 from ssd_pipe.doctor import Report, render
-from tests.pipelines import byte_model, command, shm_dir
-
-__all__ = ["shm_dir"]
+from tests.pipelines import byte_model, command
 
 TIMEOUT = 60
 Refused = Callable[..., str]

@@ -20,7 +20,7 @@ from ssd_pipe.client import Client
 from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.params import SamplingParams
 from tests.models.tiny import perturbed
-from tests.pipelines import byte_model, command, shm_dir  # noqa: F401 (a fixture)
+from tests.pipelines import byte_model, command
 
 TOKENS = 24
 PROMPTS = ["a", "def add(x, y):", "0123456789" * 4, "naïve café ☕", "x = [1, 2, 3]\ny = "]

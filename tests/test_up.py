@@ -20,9 +20,7 @@ from ipc.rundir import list_runs
 from ssd_pipe.client import Client
 from ssd_pipe.config_load import load
 from ssd_pipe.supervisor import GroupState, Supervisor
-from tests.pipelines import byte_model, command, shm_dir
-
-__all__ = ["shm_dir"]
+from tests.pipelines import byte_model, command
 
 START_TIMEOUT = 120.0  # seconds; several test runs may share two cores
 PROCESSES = ("scheduler", "target-0", "draft", "frontend")

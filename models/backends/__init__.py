@@ -16,12 +16,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def make_backend(
     name: str, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32
 ) -> Backend:
-    """The backend called ``name`` for arithmetic in ``dtype``: "reference", "native", "cuda", "auto".
+    """The backend called ``name`` for arithmetic in ``dtype``.
 
-    "auto" is the native kernels on a CPU in float32 where they can be built, the CUDA kernels on a
-    GPU where Triton is installed, plain torch elsewhere. Raises ConfigError for a name, device or
-    dtype it cannot serve, and models.native's NativeUnavailable if "native" is asked for and cannot
-    be built.
+    "reference", "native", "cuda" or "auto": the native kernels on a CPU in float32 where they can
+    be built, the CUDA kernels on a GPU where Triton is installed, plain torch elsewhere. Raises
+    ConfigError for a name, device or dtype it cannot serve, and models.native's NativeUnavailable
+    if "native" is asked for and cannot be built.
     """
     device = torch.device(device)
     wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype

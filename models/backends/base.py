@@ -54,7 +54,10 @@ class Backend(Protocol):
     name: str
     device: torch.device
     activation_dtype: torch.dtype
-    sampling: SamplingKernels | None
+
+    @property
+    def sampling(self) -> SamplingKernels | None:
+        """Compiled sampling, if the device has any."""
 
     def pack(self, weight: torch.Tensor) -> object:
         """Bring a [out, in] matrix into the form ``linear`` wants (stored dtype is kept)."""

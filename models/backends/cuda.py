@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from models.batch import ForwardBatch
 from models.cuda.attention import paged_attention, tile_width
+from models.cuda.noise import CudaSampling
 from models.cuda.norms import add_rms_norm, rms_norm, silu_mul
 from models.cuda.rotary import rope_and_store
 from models.cuda.skinny import MAX_ROWS, skinny_linear
@@ -69,9 +70,13 @@ class CudaBackend:
         self.device = torch.device(device)
         self.activation_dtype = activation_dtype
         self.options = options or CudaOptions()
+        self.sampling = CudaSampling()
 
     def pack(self, weight: torch.Tensor) -> object:
         return weight.to(self.device, self.activation_dtype).contiguous()
+
+    def first_rows(self, weight: object, count: int) -> object:
+        return cast(torch.Tensor, weight)[:count]
 
     def linear(self, x: torch.Tensor, weight: object, bias: torch.Tensor | None) -> torch.Tensor:
         w = cast(torch.Tensor, weight)
@@ -158,6 +163,8 @@ class CudaBackend:
             return batch.tiles
         if not isinstance(batch.plan, Tiles):
             rows = batch.block_tables.shape[0]
-            width = tile_width(-(-batch.seqs.shape[0] // rows), heads, kv_heads)
+            width = tile_width(
+                -(-batch.seqs.shape[0] // rows), heads, kv_heads, self.activation_dtype
+            )
             batch.plan = tiles_of(batch.seqs, rows, width)
         return batch.plan

@@ -19,6 +19,7 @@ class ReferenceBackend:
     """
 
     name = "reference"
+    sampling = None
 
     def __init__(self, device: torch.device | str, activation_dtype: torch.dtype) -> None:
         self.device = torch.device(device)
@@ -26,6 +27,9 @@ class ReferenceBackend:
 
     def pack(self, weight: torch.Tensor) -> object:
         return weight.to(self.device, self.activation_dtype)
+
+    def first_rows(self, weight: object, count: int) -> object:
+        return cast(torch.Tensor, weight)[:count]
 
     def linear(self, x: torch.Tensor, weight: object, bias: torch.Tensor | None) -> torch.Tensor:
         return functional.linear(x, cast(torch.Tensor, weight), bias)

@@ -117,7 +117,7 @@ def _attention_kernel(
         seen = (position[None, :] < context[:, None]) & there[None, :]
         scores = tl.where(seen, scores, float("-inf"))
         peak, total, acc = _fold(scores, values, peak, total, acc)
-    if SUFFIX:
+    if SUFFIX:  # noqa: SIM102 (decided at compile time)
         if split == 0:
             own = tl.load(suffix_lens + token, mask=exists, other=0)
             # Keys of all the tile's suffixes, slot j of every token before slot j + 1 of any.
@@ -213,11 +213,14 @@ def _reduce_kernel(
     tl.store(out + (token * HEADS + head) * DIM + d, result.to(out.dtype.element_ty), mask=in_dim)
 
 
-def tile_width(tokens: int, heads: int, kv_heads: int, most_rows: int = 128) -> int:
+def tile_width(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> int:
     """Tokens of a tile, for sequences of about ``tokens`` tokens each: a power of two, whose
-    product with the padded group of query heads is 16 (a tensor-core tile) to ``most_rows``."""
+    product with the padded group of query heads is 16 (a tensor-core tile) to 128.
+
+    float32 has no tensor cores here and stops at 32, or its products fill the register file.
+    """
     group = triton.next_power_of_2(heads // kv_heads)
-    most = max(1, most_rows // group)
+    most = max(1, (32 if dtype == torch.float32 else 128) // group)
     return max(1, 16 // group, min(triton.next_power_of_2(max(1, tokens)), most))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ class GraphPool:
 
     def __init__(self, options: GraphOptions | None = None) -> None:
         self.options = options or GraphOptions()
-        self._handle: object | None = None
+        self._handle: Any = None
 
     def capture(self, function: Callable[[], None], device: torch.device) -> Callable[[], None]:
         """A callable that does what ``function`` did when captured, on the tensors it used then.

@@ -99,8 +99,7 @@ class StepGraph:
                 Field("starts", (rows,), torch.int64),
                 Field("seeds", (rows,), torch.int64),
                 Field("counts", (rows,), torch.int32),
-                Field("greedy", (rows,), torch.int32),
-                Field("temperature", (rows,), torch.float32),
+                Field("factors", (rows,), torch.float32),
                 Field("tables", (rows, num_blocks), torch.int32),
             ],
             device,
@@ -110,8 +109,7 @@ class StepGraph:
         def filled(dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(tokens, dtype=dtype, device=device)
 
-        self._temperature, self._greedy = filled(torch.float32), filled(torch.int32)
-        self._keys = filled(torch.int64)
+        self._keys, self._factors = filled(torch.int64), filled(torch.float32)
         heads, kv_heads = len(model.shard.heads), len(model.shard.kv_heads)
         self._batch = StaticBatch(
             tokens=self.inputs["tokens"].view(-1),
@@ -121,7 +119,12 @@ class StepGraph:
             block_tables=self.inputs["tables"],
             context_lens=filled(torch.int32),
             logit_index=torch.arange(tokens, device=device),
-            tiles=fixed_tiles(rows, width, tile_width(width, heads, kv_heads), device),
+            tiles=fixed_tiles(
+                rows,
+                width,
+                tile_width(width, heads, kv_heads, model.backend.activation_dtype),
+                device,
+            ),
         )
         self.output = StepOutput(
             torch.zeros((rows, width), dtype=torch.int64, device=device),
@@ -139,23 +142,15 @@ class StepGraph:
             inputs["tables"],
             inputs["seeds"],
             inputs["streams"],
-            inputs["temperature"],
-            inputs["greedy"],
-            (
-                batch.positions,
-                batch.slots,
-                batch.context_lens,
-                self._keys,
-                self._temperature,
-                self._greedy,
-            ),
+            inputs["factors"],
+            (batch.positions, batch.slots, batch.context_lens, self._keys, self._factors),
             self._kv.block_size,
         )
         logits = head_logits(self._model, self._model.forward(batch, self._kv))
         if logits is None:
             return
         out.logits = logits.view(self._shape)
-        noise = (self._keys, self._temperature, self._greedy)
+        noise = (self._keys, self._factors)
         choose(logits, *noise, out=out.chosen.view(-1))
         if self._top_n:
             found = top_scores(logits, *noise, self._top_n)
@@ -187,8 +182,8 @@ class StepGraph:
             host["starts"][i] = row.start
             host["seeds"].view(np.uint64)[i] = row.seed
             host["counts"][i] = count
-            host["greedy"][i] = row.temperature < GREEDY_BELOW
-            host["temperature"][i] = row.temperature or 1.0
+            greedy = row.temperature < GREEDY_BELOW
+            host["factors"][i] = 0.0 if greedy else 1.0 / row.temperature
             host["tables"][i, :blocks] = row.blocks
         self._staging.copy()
         self._launch()
@@ -264,8 +259,13 @@ class GraphRunner:
         return min(size, self._max_blocks)
 
 
-def head_logits(model: Transformer, hidden: torch.Tensor) -> torch.Tensor | None:
-    """[L, H] -> [L, V] on rank 0, in the activation dtype where the model is not sharded."""
+def head_logits(model: Transformer, hidden: torch.Tensor, vocab: int = 0) -> torch.Tensor | None:
+    """[L, H] -> [L, V] on rank 0, in the activation dtype where the model is not sharded.
+
+    ``vocab`` > 0: of the first so many tokens only; not with tensor parallelism.
+    """
     if model.tp.size > 1:
         return model.logits(hidden)
+    if vocab:
+        return model.head.first(hidden, vocab)
     return model.head(hidden)

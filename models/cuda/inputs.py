@@ -17,14 +17,12 @@ def _expand_rows_kernel(
     tables,
     seeds,
     streams,
-    row_temperature,
-    row_greedy,
+    row_factors,
     positions,
     slots,
     context_lens,
     keys,
-    temperature,
-    greedy,
+    factors,
     table_stride,
     WIDTH: tl.constexpr,
     WIDTH_P: tl.constexpr,
@@ -45,9 +43,8 @@ def _expand_rows_kernel(
     key = mix_key(tl.zeros_like(stream).to(tl.uint64), tl.load(seeds + row) + tl.zeros_like(stream))
     key = mix_key(mix_key(key, position + 1), stream)
     tl.store(keys + at, key.to(tl.int64), mask=inside)
-    tl.store(temperature + at, tl.load(row_temperature + row) + tl.zeros((WIDTH_P,), tl.float32),
-             mask=inside)
-    tl.store(greedy + at, tl.load(row_greedy + row) + tl.zeros((WIDTH_P,), tl.int32), mask=inside)
+    factor = tl.load(row_factors + row) + tl.zeros((WIDTH_P,), tl.float32)
+    tl.store(factors + at, factor, mask=inside)
 
 
 @triton.jit
@@ -84,8 +81,7 @@ def expand_rows(
     tables: torch.Tensor,
     seeds: torch.Tensor,
     streams: torch.Tensor,
-    row_temperature: torch.Tensor,
-    row_greedy: torch.Tensor,
+    row_factors: torch.Tensor,
     outputs: tuple[torch.Tensor, ...],
     page: int,
 ) -> None:
@@ -96,10 +92,10 @@ def expand_rows(
         counts: int32 [R], tokens of the row; the rest of its W are padding (slot -1, context 0).
         tables: int32 [R, max_blocks].
         seeds: int64 [R] (the bits of the noise seed); streams: int64 [R, W].
-        row_temperature: float32 [R]; row_greedy: int32 [R].
-        outputs: positions int64, slots int64, context_lens int32, keys int64, temperature float32
-            and greedy int32, each [R * W]. The key of a token is that of the choice it leads to,
-            at its position + 1.
+        row_factors: float32 [R], 1 / T, 0 = greedy.
+        outputs: positions int64, slots int64, context_lens int32, keys int64 and factors float32,
+            each [R * W]. The key of a token is that of the choice it leads to, at its
+            position + 1.
         page: positions a block holds.
     """
     rows, width = streams.shape
@@ -109,8 +105,7 @@ def expand_rows(
         tables,
         seeds,
         streams,
-        row_temperature,
-        row_greedy,
+        row_factors,
         *outputs,
         tables.stride(0),
         width,

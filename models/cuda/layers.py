@@ -99,6 +99,4 @@ def _product(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     weight = cast(torch.Tensor, linear.weight)
-    return skinny_linear(
-        x, weight, linear.bias, norm=norm, eps=eps, gated=gated, residual=residual
-    )
+    return skinny_linear(x, weight, linear.bias, norm=norm, eps=eps, gated=gated, residual=residual)

@@ -7,6 +7,8 @@ to float32 rounding.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import triton
 import triton.language as tl
@@ -48,22 +50,22 @@ def gumbel(key, token):
 
 
 @triton.jit
-def _scores(logits, keys, temperature, greedy, row, token, inside, vocab):
-    """Noised scores of one row: logits / T + g, or the logits of a greedy row."""
+def _scores(logits, keys, inverse_temperature, row, token, inside, vocab):
+    """Noised scores of one row: logits / T + g, or the logits where 1 / T is given as 0."""
     value = tl.load(logits + row * vocab + token, mask=inside, other=float("-inf")).to(tl.float32)
-    if tl.load(greedy + row) == 0:
-        value = tl.math.div_rn(value, tl.load(temperature + row) + tl.zeros_like(value))
-        value += gumbel(tl.load(keys + row).to(tl.uint64), token)
+    factor = tl.load(inverse_temperature + row)
+    if factor != 0.0:
+        value = value * factor + gumbel(tl.load(keys + row).to(tl.uint64), token)
     return tl.where(inside, value, float("-inf"))
 
 
 @triton.jit
 def _partial_argmax_kernel(
-    logits, keys, temperature, greedy, best, best_id, vocab, BLOCK: tl.constexpr
+    logits, keys, inverse_temperature, best, best_id, vocab, BLOCK: tl.constexpr
 ):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
-    value = _scores(logits, keys, temperature, greedy, row, token, token < vocab, vocab)
+    value = _scores(logits, keys, inverse_temperature, row, token, token < vocab, vocab)
     peak, at = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
     where = row * tl.num_programs(1) + part
     tl.store(best + where, peak)
@@ -81,28 +83,26 @@ def _final_argmax_kernel(best, best_id, out, parts, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scores_kernel(logits, keys, temperature, greedy, out, vocab, BLOCK: tl.constexpr):
+def _scores_kernel(logits, keys, inverse_temperature, out, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab
-    value = _scores(logits, keys, temperature, greedy, row, token, inside, vocab)
+    value = _scores(logits, keys, inverse_temperature, row, token, inside, vocab)
     tl.store(out + row * vocab + token, value, mask=inside)
 
 
 def choose(
     logits: torch.Tensor,
     keys: torch.Tensor,
-    temperature: torch.Tensor,
-    greedy: torch.Tensor,
+    inverse_temperature: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """argmax(logits / T + g) of each row, the lowest id on ties; plain argmax on greedy rows.
+    """argmax(logits / T + g) of each row, the lowest id on ties.
 
     Args:
         logits: [N, V] float32 or bfloat16, contiguous.
         keys: int64 [N] row keys.
-        temperature: float32 [N], above 0; unused on greedy rows.
-        greedy: int32 [N], 0 = sampled.
+        inverse_temperature: float32 [N], 1 / T; 0 = a greedy row, scored by its logits.
         out: int64 [N] to write to.
 
     Returns:
@@ -118,7 +118,7 @@ def choose(
     best = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     best_id = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     _partial_argmax_kernel[(rows, parts)](
-        logits, keys, temperature, greedy, best, best_id, vocab, VOCAB_BLOCK, num_warps=4
+        logits, keys, inverse_temperature, best, best_id, vocab, VOCAB_BLOCK, num_warps=4
     )
     block = triton.next_power_of_2(parts)
     _final_argmax_kernel[(rows,)](best, best_id, out, parts, block, num_warps=1)
@@ -126,7 +126,7 @@ def choose(
 
 
 def noised_scores(
-    logits: torch.Tensor, keys: torch.Tensor, temperature: torch.Tensor, greedy: torch.Tensor
+    logits: torch.Tensor, keys: torch.Tensor, inverse_temperature: torch.Tensor
 ) -> torch.Tensor:
     """The scores ``choose`` takes the argmax of, float32 [N, V]."""
     logits = logits.contiguous()
@@ -134,7 +134,7 @@ def noised_scores(
     out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     if rows:
         _scores_kernel[(rows, triton.cdiv(vocab, VOCAB_BLOCK))](
-            logits, keys, temperature, greedy, out, vocab, VOCAB_BLOCK, num_warps=4
+            logits, keys, inverse_temperature, out, vocab, VOCAB_BLOCK, num_warps=4
         )
     return out
 
@@ -142,11 +142,44 @@ def noised_scores(
 def top_scores(
     logits: torch.Tensor,
     keys: torch.Tensor,
-    temperature: torch.Tensor,
-    greedy: torch.Tensor,
+    inverse_temperature: torch.Tensor,
     n: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(scores [N, V], the n best of each row falling [N, n], their ids int64 [N, n])."""
-    scores = noised_scores(logits, keys, temperature, greedy)
+    scores = noised_scores(logits, keys, inverse_temperature)
     values, ids = scores.topk(min(n, scores.shape[1]), dim=1)
     return scores, values, ids
+
+
+class CudaSampling:
+    """``SamplingKernels`` on a GPU: the head's product, then the kernels above."""
+
+    def head_argmax(
+        self,
+        hidden: torch.Tensor,
+        weight: object,
+        inverse_temperature: torch.Tensor,
+        row_keys: torch.Tensor,
+        vocab: int,
+    ) -> torch.Tensor:
+        head = cast(torch.Tensor, weight)
+        logits = torch.nn.functional.linear(hidden, head[:vocab] if vocab else head)
+        return self.noised_argmax(logits, inverse_temperature, row_keys)
+
+    def noised_argmax(
+        self, logits: torch.Tensor, inverse_temperature: torch.Tensor, row_keys: torch.Tensor
+    ) -> torch.Tensor:
+        device = logits.device
+        return choose(logits, row_keys.to(device), inverse_temperature.to(device))
+
+    def noised_topk(
+        self,
+        logits: torch.Tensor,
+        count: int,
+        inverse_temperature: torch.Tensor,
+        row_keys: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = logits.device
+        keys, factors = row_keys.to(device), inverse_temperature.to(device)
+        _, values, ids = top_scores(logits, keys, factors, count)
+        return values, ids

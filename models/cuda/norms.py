@@ -86,9 +86,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty((rows, width))
     if rows:
         block = min(1024, triton.next_power_of_2(width))
-        _silu_mul_kernel[(rows, triton.cdiv(width, block))](
-            gate_up, out, width, block, num_warps=4
-        )
+        _silu_mul_kernel[(rows, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
     return out
 
 

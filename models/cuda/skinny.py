@@ -24,9 +24,9 @@ def _rows_kernel(
     residual,
     out,
     rows,
+    N,
+    K,
     eps,
-    N: tl.constexpr,
-    K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -40,6 +40,7 @@ def _rows_kernel(
     m = tl.arange(0, BLOCK_M)
     in_n, in_m = n < N, m < rows
     weight_at = weight + n.to(tl.int64)[None, :] * K
+    gap = N.to(tl.int64) * K  # from a gate's row to its up's
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     squares = tl.zeros((BLOCK_M,), tl.float32)
@@ -58,7 +59,7 @@ def _rows_kernel(
             part = wide.to(w.dtype)
         acc = tl.dot(part, w, acc, input_precision="ieee")
         if GATED:
-            w = tl.load(weight_at + N * K + k[:, None], mask=mask, other=0.0)
+            w = tl.load(weight_at + gap + k[:, None], mask=mask, other=0.0)
             up = tl.dot(part, w, up, input_precision="ieee")
     if NORM:
         scale = tl.rsqrt(squares / K + eps)[:, None]
@@ -85,9 +86,9 @@ def _row_kernel(
     norm,
     residual,
     out,
+    N,
+    K,
     eps,
-    N: tl.constexpr,
-    K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NORM: tl.constexpr,
@@ -99,6 +100,7 @@ def _row_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < N
     weight_at = weight + n.to(tl.int64)[:, None] * K
+    gap = N.to(tl.int64) * K
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
@@ -114,7 +116,7 @@ def _row_kernel(
             part = part.to(w.dtype).to(tl.float32)
         acc += w.to(tl.float32) * part[None, :]
         if GATED:
-            w = tl.load(weight_at + N * K + k[None, :], mask=mask, other=0.0)
+            w = tl.load(weight_at + gap + k[None, :], mask=mask, other=0.0)
             up += w.to(tl.float32) * part[None, :]
     result = tl.sum(acc, axis=1)
     gain = tl.sum(up, axis=1)
@@ -174,7 +176,7 @@ def skinny_linear(
         block_n = (1 if gated else 2) * (4096 // block_k) if k * n >= 1 << 22 else 1
         block_n = max(1, min(block_n, 16))
         _row_kernel[(triton.cdiv(n, block_n),)](
-            *tensors, eps, n, k, block_n, block_k, *flags, num_warps=4
+            *tensors, n, k, eps, block_n, block_k, *flags, num_warps=4
         )
         return out
     wide = 2 if x.dtype == torch.float32 else 1
@@ -185,9 +187,9 @@ def skinny_linear(
     _rows_kernel[(triton.cdiv(n, 16),)](
         *tensors,
         rows,
-        eps,
         n,
         k,
+        eps,
         block_m,
         16,
         block_k,

@@ -55,6 +55,7 @@ class TreeGraph:
 
     ``after_step``, if given, is called with (this graph, step) while it is captured, after that
     step's choice is in ``chosen[step]``: what it queues (publishing, say) is part of the launch.
+    ``vocab`` > 0 chooses among the first so many tokens only.
 
     Attributes:
         chosen: int64 [K, R, W], the branches' tokens by step.
@@ -73,12 +74,13 @@ class TreeGraph:
         num_blocks: int,
         keep_logits: bool = False,
         after_step: Callable[[TreeGraph, int], None] | None = None,
+        vocab: int = 0,
     ) -> None:
         device = model.backend.device
         branches = rows * width
         self.rows, self.width, self.steps, self.num_blocks = rows, width, steps, num_blocks
         self._model, self._kv, self._after_step = model, kv, after_step
-        self._keep_logits = keep_logits
+        self._keep_logits, self._vocab = keep_logits, vocab
         self.logits: list[torch.Tensor] = []
         self._staging = Staging(
             [
@@ -88,8 +90,7 @@ class TreeGraph:
                 Field("keys", (steps, branches), torch.int64),
                 Field("live", (branches,), torch.int32),
                 Field("context_lens", (branches,), torch.int32),
-                Field("greedy", (branches,), torch.int32),
-                Field("temperature", (branches,), torch.float32),
+                Field("factors", (branches,), torch.float32),
                 Field("tables", (rows, num_blocks), torch.int32),
             ],
             device,
@@ -106,7 +107,9 @@ class TreeGraph:
         self._suffix_lens = filled((steps, branches), torch.int32)
         seqs = torch.arange(rows, dtype=torch.int32, device=device).repeat_interleave(width)
         heads, kv_heads = len(model.shard.heads), len(model.shard.kv_heads)
-        tiles = fixed_tiles(rows, width, tile_width(width, heads, kv_heads), device)
+        tiles = fixed_tiles(
+            rows, width, tile_width(width, heads, kv_heads, model.backend.activation_dtype), device
+        )
         wanted = torch.arange(branches, device=device)
         tokens = [self.inputs["tokens"], *(t.view(-1) for t in self.chosen[:-1])]
         self._batches = [
@@ -133,14 +136,13 @@ class TreeGraph:
         expand_tree(inputs["positions"], inputs["slots"], inputs["live"], metadata, self.steps)
         self.logits = []
         for step, batch in enumerate(self._batches):
-            logits = head_logits(self._model, self._model.forward(batch, self._kv))
+            logits = head_logits(self._model, self._model.forward(batch, self._kv), self._vocab)
             if logits is None:
                 raise ConfigError("draft", "the draft's tree does not run tensor-parallel")
             choose(
                 logits,
                 inputs["keys"][step],
-                inputs["temperature"],
-                inputs["greedy"],
+                inputs["factors"],
                 out=self.chosen[step].view(-1),
             )
             if self._keep_logits:
@@ -172,11 +174,10 @@ class TreeGraph:
         host["positions"][where] = tree.positions
         host["context_lens"][where] = tree.context_lens
         host["slots"][where] = tree.scratch
-        temperature = np.asarray(tree.temperature, np.float32)
-        greedy = temperature < GREEDY_BELOW
-        host["greedy"][where] = greedy
-        host["temperature"].fill(1.0)
-        host["temperature"][where] = np.where(greedy, 1.0, temperature)
+        temperature = np.asarray(tree.temperature, np.float64)
+        sampled = temperature >= GREEDY_BELOW
+        host["factors"].fill(0)
+        host["factors"][where] = np.where(sampled, 1.0 / np.where(sampled, temperature, 1.0), 0.0)
         for row, table in enumerate(tree.tables):
             if len(table) > self.num_blocks:
                 raise ValueError(f"row {row}: {len(table)} blocks in a graph of {self.num_blocks}")
@@ -202,6 +203,7 @@ class TreeRunner:
         steps: K. max_rows: most rows. width: most branches of a row.
         max_positions: most positions of a sequence.
         keep_logits: keep each step's logits (the rejection rule needs the distributions).
+        vocab: propose among the first so many tokens only, 0 = all.
 
     Raises ConfigError if the model's backend is not the CUDA one.
     """
@@ -217,6 +219,7 @@ class TreeRunner:
         *,
         keep_logits: bool = False,
         after_step: Callable[[TreeGraph, int], None] | None = None,
+        vocab: int = 0,
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
@@ -225,7 +228,7 @@ class TreeRunner:
         self._model, self._kv = model, kv
         self._steps, self._max_rows, self._width = steps, max_rows, width
         self._blocks = -(-max_positions // kv.block_size)
-        self._keep_logits, self._after_step = keep_logits, after_step
+        self._keep_logits, self._after_step, self._vocab = keep_logits, after_step, vocab
         self.pool = pool or GraphPool(options)
         self._graphs: dict[int, TreeGraph] = {}
 
@@ -243,6 +246,7 @@ class TreeRunner:
                 self._blocks,
                 self._keep_logits,
                 self._after_step,
+                self._vocab,
             )
         return self._graphs[bucket]
 

@@ -42,6 +42,10 @@ SETTINGS = (
     Setting("--endpoint", "run.endpoint", str, "public ZeroMQ address, tcp:// or ipc://"),
     Setting("--max-num-seqs", "scheduler.max_num_seqs", int, "sequences running at once"),
     Setting("--max-model-len", "scheduler.max_model_len", int, "prompt + output tokens"),
+    Setting("--http", "gateway.enabled", bool, "with an OpenAI-compatible HTTP gateway"),
+    Setting("--host", "gateway.host", str, "address the gateway listens on [127.0.0.1]"),
+    Setting("--port", "gateway.port", int, "TCP port of the gateway [8000], 0 = any free one"),
+    Setting("--api-key", "gateway.api_key", str, "bearer token of clients; or set SSD_API_KEY"),
     Setting("--log-dir", "run.log_dir", str, "parent of this run's log folder"),
     Setting("--log-level", "run.log_level", str, "debug, info, warning or error"),
 )

@@ -32,6 +32,7 @@ class Role(StrEnum):
     SCHEDULER = "scheduler"
     TARGET = "target"
     DRAFT = "draft"
+    GATEWAY = "gateway"
 
 
 @config_options
@@ -64,7 +65,11 @@ def run(
     role: Annotated[Role, typer.Argument(help="which process")],
     rank: Annotated[int, typer.Option("--rank", min=0, help="rank of a target process")] = 0,
 ) -> int:
-    """Start one process of a run in the foreground; the first one makes the run."""
+    """Start one process of a run in the foreground; the first one makes the run.
+
+    All processes of a run are told the same: a run with a gateway needs --http everywhere. The
+    Procfile does that when SSD_HTTP=1 is in the environment.
+    """
     from ssd_pipe.cli.single import run_single
 
     return run_single(source, role.value, rank)

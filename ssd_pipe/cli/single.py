@@ -30,6 +30,10 @@ def run_single(source: ConfigSource, role: str, rank: int) -> int:
     process was given another one, or is not part of the run.
     """
     asked = _named(source.load())
+    if role == "gateway":
+        asked = msgspec.structs.replace(
+            asked, gateway=msgspec.structs.replace(asked.gateway, enabled=True)
+        )
     with _join(asked) as run_dir:
         config = _publish(run_dir, asked)
         if config != asked and (source.path is not None or set(source.overrides) - PLACE_SETTINGS):
@@ -75,6 +79,10 @@ def _publish(run_dir: RunDir, config: PipelineConfig) -> PipelineConfig:
 def _check_part(config: PipelineConfig, role: str, rank: int) -> None:
     if role == "draft" and not config.speculative:
         raise ConfigError("mode", "'ar' has no draft process")
+    if role == "gateway" and not config.gateway.enabled:
+        raise ConfigError(
+            "gateway.enabled", f"run {config.run.name!r} was started without a gateway (--http)"
+        )
     ranks = config.target.tp if role == "target" else 1
     if rank >= ranks:
         raise ConfigError("--rank", f"{role} has ranks 0..{ranks - 1}, got {rank}")

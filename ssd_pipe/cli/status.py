@@ -32,7 +32,8 @@ def print_status(reply: StatusReply) -> None:
     )
     table = Table("process", "pid", "state", "detail", box=None)
     for process in reply.processes:
-        table.add_row(process.name, str(process.pid), process.state, process.detail)
+        detail = process.detail or (f"HTTP on port {process.port}" if process.port else "")
+        table.add_row(process.name, str(process.pid), process.state, detail)
     console.print(table)
     for name, value in sorted(reply.counters.items()):
         console.print(f"  {name} {value:g}")

@@ -14,19 +14,18 @@ when the outcome has already come.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from ipc.handover import Handover
 from ipc.messages import ChainReady, DraftPlan, DraftRow
-from models.batch import ForwardBatch
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection, fan_out_counts
 from ssd_pipe.drafting.candidates import Calibration, ChainScores
+from ssd_pipe.drafting.tree import BranchBatches, Branches, Tree
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.engine import fanout
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
@@ -34,8 +33,8 @@ from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice
 from ssd_pipe.sampling.filters import RowSampling
+from ssd_pipe.sampling.shared_noise import choose_from
 
-CANDIDATES = 64
 PREFILL_CHUNK = 256
 GREEDY_TAU, SAMPLED_TAU = 0.7, 0.85
 MISS_EXPONENT = 0.7
@@ -44,28 +43,6 @@ MISS_EXPONENT = 0.7
 
 Feed = tuple[Trunk, int, list[int], int]
 """(trunk, start, tokens to feed there, index of the first whose logits are wanted)."""
-
-
-@dataclass(slots=True)
-class Branches:
-    """The branches of one row: ``outcomes`` are (k, t*), entry i of the cache is outcome i."""
-
-    row: DraftRow
-    trunk: Trunk
-    outcomes: list[tuple[int, int]]
-    offset: int
-
-
-@dataclass(slots=True)
-class Tree:
-    """All branches of a round. ``q``: per depth, distributions float32 [branches, V] or None."""
-
-    rows: dict[int, Branches] = field(default_factory=dict)
-    q: list[torch.Tensor | None] = field(default_factory=list)
-
-    @property
-    def size(self) -> int:
-        return sum(len(branches.outcomes) for branches in self.rows.values())
 
 
 class Speculator:
@@ -103,6 +80,7 @@ class Speculator:
         miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
         self._counts = {False: hit, True: miss}
         self.budget = max(sum(hit), sum(miss))
+        self._vocab = spec.draft_vocab if spec.draft_vocab < model.config.vocab_size else 0
         self._cached_a_position = round(sum(hit) / len(hit))
 
     # ------------------------------------------------------------ state
@@ -158,7 +136,7 @@ class Speculator:
             return
         self._fork(ready, chains)
         yield "glue"
-        for _ in self._grow(max(row.depth for row in ready)):
+        for _ in self._grow():
             yield "step"
 
     def prefill(self) -> bool:
@@ -256,15 +234,17 @@ class Speculator:
             offsets += range(len(chain) + 1)
             excluded += [*chain, -1]
         logits = self._logits(self._feed(feeds))
-        sampling = RowSampling.from_keys(keys)
-        scores = draft_choice.fork_scores(logits, sampling, positions, self._spec.rule, offsets)
-        chosen = torch.tensor(excluded, device=scores.device)
-        chain_scores = scores.gather(1, chosen.clamp(min=0)[:, None])[:, 0].double().cpu().numpy()
-        top_scores, top_tokens = scores.topk(min(CANDIDATES, scores.shape[1]), dim=1)
-        tokens_np = top_tokens.cpu().numpy()
-        scores_np = top_scores.double().cpu().numpy()
+        tokens_np, scores_np, chain_scores = draft_choice.fork_candidates(
+            logits,
+            RowSampling.from_keys(keys),
+            positions,
+            self._spec.rule,
+            torch.tensor(excluded, device=logits.device),
+            offsets,
+            kernels=self._model.backend.sampling,
+        )
         tree = Tree()
-        offset = first_row = 0
+        first_row = 0
         for row in rows:
             chain = chains[row.slot]
             span = slice(first_row, first_row + len(chain) + 1)
@@ -274,9 +254,7 @@ class Speculator:
             )
             outcomes = self._select(self._trunks[row.slot], row, candidates)
             self._asked[row.slot] = candidates
-            branches = Branches(row, self._trunks[row.slot], outcomes, offset)
-            tree.rows[row.slot] = branches
-            offset += len(outcomes)
+            tree.rows[row.slot] = Branches(row, self._trunks[row.slot], outcomes)
             self._cache.begin_round(row.slot, [(row.prefix_hash, k, t) for k, t in outcomes])
         self._tree = tree
 
@@ -299,58 +277,30 @@ class Speculator:
                 per_k = fanout.uniform(budget, length)
         return fanout.select_branches(tokens, weights, accept, per_k, budget)
 
-    def _grow(self, depth: int) -> Iterator[None]:
-        """Extend all branches, one token a pass, publishing each depth."""
-        tree, k = self._tree, self._spec.k
-        size = tree.size
-        if not size:
+    def _grow(self) -> Iterator[None]:
+        """Extend the branches, one token a pass, publishing each depth."""
+        tree, spec = self._tree, self._spec
+        if not tree.size:
             return
-        branch_rows = list(tree.rows.values())
-        counts = [len(b.outcomes) for b in branch_rows]
-        seqs = np.repeat(np.arange(len(branch_rows), dtype=np.int32), counts)
-        forks = np.concatenate(
-            [np.array([o[0] for o in b.outcomes], np.int64) for b in branch_rows]
-        )
-        tokens = np.concatenate(
-            [np.array([o[1] for o in b.outcomes], np.int64) for b in branch_rows]
-        )
-        lengths = np.repeat([len(b.trunk.tokens) for b in branch_rows], counts)
-        scratch = np.concatenate(
-            [
-                self._scratch_start
-                + (b.row.slot * self.budget + np.arange(len(b.outcomes), dtype=np.int64)) * k
-                for b in branch_rows
-            ]
-        )
-        positions = lengths + forks
-        sampling = RowSampling.from_keys([b.trunk.key for b in branch_rows], counts)
-        tables = _stack_tables([b.trunk.table.blocks for b in branch_rows])
         device = self._model.backend.device
-        suffix = torch.from_numpy((scratch[:, None] + np.arange(k)).astype(np.int32)).to(device)
-        context = torch.from_numpy(positions.astype(np.int32)).to(device)
-        batch_seqs = torch.from_numpy(seqs).to(device)
-        batch_tables = torch.from_numpy(tables).to(device)
-        logit_index = torch.arange(size, device=device)
-        for step in range(min(depth, k)):
-            batch = ForwardBatch(
-                tokens=torch.from_numpy(tokens).to(device),
-                positions=torch.from_numpy(positions + step).to(device),
-                slots=torch.from_numpy(scratch + step).to(device),
-                seqs=batch_seqs,
-                block_tables=batch_tables,
-                context_lens=context,
-                logit_index=logit_index,
-                suffix_slots=suffix,
-                suffix_lens=torch.full((size,), step + 1, dtype=torch.int32, device=device),
+        branches = BranchBatches(tree, self._scratch_start, self.budget, spec.k, device)
+        for step in range(spec.k):
+            alive, spans = branches.alive(step, spec.taper)
+            if not len(alive):
+                return
+            hidden = self._model.forward(branches.batch(step, alive), self._kv)
+            chosen, q = self._propose(
+                hidden,
+                branches.sampling(alive),
+                branches.chosen_positions(step, alive),
+                [step] * len(alive),
             )
-            hidden = self._model.forward(batch, self._kv)
-            chosen, q = self._propose(hidden, sampling, positions + step + 1, [step] * size)
-            tokens = np.array(chosen, np.int64)
+            branches.tokens[alive] = chosen
             tree.q.append(q)
-            for b in branch_rows:
-                if step < b.row.depth:
-                    part = tokens[b.offset : b.offset + len(b.outcomes)]
-                    self._cache.publish_depth(b.row.slot, step + 1, part, 0.0)
+            tree.spans.append(spans)
+            for slot, span in spans.items():
+                if span.start < span.stop:
+                    self._cache.publish_depth(slot, step + 1, chosen[span], 0.0)
             yield
 
     # ------------------------------------------------------------ passes
@@ -379,8 +329,8 @@ class Speculator:
             trunk.fed(start, toks)
         return hidden
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._model.logits(hidden)
+    def _logits(self, hidden: torch.Tensor, vocab: int = 0) -> torch.Tensor:
+        logits = self._model.logits(hidden, vocab)
         if logits is None:
             raise RuntimeError("the draft does not run tensor-parallel")
         return logits
@@ -396,14 +346,18 @@ class Speculator:
 
         ``offsets`` count the tokens of the row's chain before it.
         """
+        model, spec = self._model, self._spec
+        if spec.rule == "shared_noise" or sampling.greedy.all():
+            return choose_from(model, hidden, sampling, positions, self._vocab).tolist(), None
         tokens, q = draft_choice.propose(
-            self._logits(hidden),
+            self._logits(hidden, self._vocab),
             sampling,
             positions,
-            self._spec.rule,
+            spec.rule,
             offsets,
-            self._spec.saguaro_c,
+            spec.saguaro_c,
             self._cached_a_position,
+            model.backend.sampling,
         )
         return tokens.tolist(), q
 
@@ -411,24 +365,9 @@ class Speculator:
 
     def _hand_over_branch(self, row: DraftRow) -> None:
         """Distributions of a chain that came out of the cache."""
-        branches = self._tree.rows.get(row.slot)
-        depth = len(row.chain)
-        if branches is None or not 0 <= row.entry < len(branches.outcomes):
-            self._hand_over(row, None)
-            return
-        steps = self._tree.q[:depth]
-        rows = [q[branches.offset + row.entry] for q in steps if q is not None]
-        self._hand_over(row, torch.stack(rows) if len(rows) == depth else None)
+        self._hand_over(row, self._tree.distributions(row.slot, row.entry, len(row.chain)))
 
     def _hand_over(self, row: DraftRow, q: torch.Tensor | None) -> None:
         if row.handover and self._handover is not None:
             rows = None if q is None else q.float().cpu().numpy()
             self._handover.put(row.slot, row.handover, rows)
-
-
-def _stack_tables(tables: list[list[int]]) -> np.ndarray:
-    """Block tables padded with zeros, int32 [R, longest]."""
-    stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
-    for i, table in enumerate(tables):
-        stacked[i, : len(table)] = table
-    return stacked

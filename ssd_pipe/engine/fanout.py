@@ -88,35 +88,37 @@ def select_branches(
         candidate_tokens: [K+1, n] distinct candidate recovery tokens at each accepted length; the
             chain's own token is not among them for k < K. A negative id marks an unused place.
         candidate_weights: [K+1, n] w_k(t); they need not be sorted.
-        chain_accept: [K] a_j; only read without ``counts``.
+        chain_accept: [K] a_j.
         counts: K+1 counts: take the F_k heaviest candidates of each k. None: confidence-aware,
             take the ``budget`` most likely outcomes.
         budget: most branches returned; fewer come back if there are fewer candidates.
 
     Returns:
-        (k, token) pairs by rising k; ties go to the smaller k, then to the earlier candidate.
+        (k, token) pairs, the likeliest outcome first; ties go to the smaller k, then to the
+        earlier candidate.
     """
     tokens = np.asarray(candidate_tokens)
     n = tokens.shape[1]
+    chances = outcome_probabilities(candidate_weights, chain_accept)
     has_unused = bool(tokens.min(initial=0) < 0)
+    if has_unused:
+        chances[tokens < 0] = -np.inf
     if counts is None:
-        scores = outcome_probabilities(candidate_weights, chain_accept)
-        if has_unused:
-            scores[tokens < 0] = -np.inf
-        best = _most_likely(scores.ravel(), budget)
+        best = _most_likely(chances.ravel(), budget)
     else:
         if len(counts) != len(tokens):
             raise ConfigError("counts", f"need k + 1 = {len(tokens)}, got {len(counts)}")
-        scores = np.array(candidate_weights, dtype=np.float64)
+        weights = np.array(candidate_weights, dtype=np.float64)
         if has_unused:
-            scores[tokens < 0] = -np.inf
-        order = (-scores).argsort(axis=1, kind="stable")
+            weights[tokens < 0] = -np.inf
+        order = (-weights).argsort(axis=1, kind="stable")
         rows = [row[:f] + i * n for i, (row, f) in enumerate(zip(order, counts, strict=True))]
         best = np.concatenate(rows)[: max(budget, 0)]
         best.sort()
     flat = tokens.ravel()
     if has_unused:
         best = best[flat[best] >= 0]
+    best = best[(-chances.ravel()[best]).argsort(kind="stable")]
     return list(zip((best // n).tolist(), flat[best].tolist(), strict=True))
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ssd_pipe.errors import ConfigError, ResourceError
 
@@ -161,16 +161,21 @@ class SpeculationCache:
         self._turn(slot, _BRANCHES)  # (2)
         self._count[slot] = n
 
-    def publish_depth(self, slot: int, depth: int, tokens: ArrayLike, probs: ArrayLike) -> None:
-        """Make the ``depth``-th token (from 1) of every branch of the round visible.
+    def publish_depth(
+        self, slot: int, depth: int, tokens: Sequence[int] | NDArray[np.integer], probs: ArrayLike
+    ) -> None:
+        """Make the ``depth``-th token (from 1) of the round's leading branches visible.
 
         Args:
-            tokens: int [n], one per key of ``begin_round``, in its order.
-            probs: float [n], the draft's probability of each.
+            tokens: int [n], for the first n keys of ``begin_round``, in their order; branches
+                beyond n stay as deep as they are.
+            probs: float [n], or one for all: the draft's probability of each.
         """
         if not 1 <= depth <= self.k:
             raise ConfigError("depth", f"must be 1..{self.k}, got {depth}")
-        n = self._count[slot]
+        n = len(tokens)
+        if n > self._count[slot]:
+            raise ConfigError("tokens", f"at most {self._count[slot]} branches, got {n}")
         self._tokens[slot][depth - 1, :n] = tokens
         self._probs[slot][depth - 1, :n] = probs
         self._depth[slot][:n] = depth  # (3)

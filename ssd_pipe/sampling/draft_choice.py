@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from models.backends.base import SamplingKernels
 from ssd_pipe.config import Rule
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.sampling.filters import RowSampling, filtered_logits
@@ -16,6 +17,7 @@ from ssd_pipe.sampling.noise import (
     SHARED,
     add_gumbel,
     gumbel_argmax,
+    gumbel_at,
     round_stream,
 )
 from ssd_pipe.sampling.shared_noise import choose
@@ -48,6 +50,7 @@ def propose(
     offsets: Ints | None = None,
     saguaro_c: float = 1.0,
     fan_out: int = 0,
+    kernels: SamplingKernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The draft's next token in each of N chains.
 
@@ -59,6 +62,7 @@ def propose(
             under "rejection" it is a sample of q' that uses noise of its own.
         offsets: rejection only: how many tokens of its chain come before the one chosen.
         saguaro_c, fan_out: rejection only: see ``saguaro``.
+        kernels: the device's compiled sampling, if it has any.
 
     Returns:
         int64 [N] tokens, and under the rejection rule q' as float32 [N, V] (the distribution to
@@ -66,11 +70,15 @@ def propose(
         too when every row is greedy.
     """
     if rule == "shared_noise" or sampling.greedy.all():
-        return choose(logits, sampling, positions), None
+        return choose(logits, sampling, positions, kernels), None
     probs = torch.softmax(filtered_logits(logits, sampling), dim=-1)
     probs = saguaro(probs, fan_out, saguaro_c)
     streams = round_stream(SHARED, _required(offsets))
-    tokens = gumbel_argmax(probs.log(), sampling.noise_keys(positions, streams, logits.device))
+    keys = sampling.noise_keys(positions, streams, logits.device)
+    if kernels is None:
+        tokens = gumbel_argmax(probs.log(), keys)
+    else:
+        tokens = kernels.noised_argmax(probs.log(), torch.ones(len(sampling)), keys)
     if sampling.greedy.any():
         greedy = torch.from_numpy(np.flatnonzero(sampling.greedy)).to(logits.device)
         tokens[greedy] = logits[greedy].argmax(dim=-1)
@@ -114,48 +122,45 @@ def fork_scores(
     return scores.index_copy(0, rows, _noised(scores[rows], keys[rows]))
 
 
-def top_candidates(
-    scores: torch.Tensor, exclude: torch.Tensor, n: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The n best tokens of each row of scores [R, V], without ``exclude`` int64 [R] (-1: none).
-
-    Returns tokens int64 [R, m] and scores float32 [R, m], falling; m = min(n, V). Where a row has
-    fewer candidates than that, the rest have score -inf and are to be skipped.
-    """
-    vocab = scores.shape[1]
-    best = torch.topk(scores, min(n + 1, vocab), dim=-1)
-    values = best.values.masked_fill(best.indices == exclude[:, None], float("-inf"))
-    values, order = torch.sort(values, dim=-1, descending=True, stable=True)
-    keep = min(n, vocab)
-    return best.indices.gather(1, order)[:, :keep], values[:, :keep]
-
-
-def outcome_weights(
-    scores: torch.Tensor, tokens: torch.Tensor, chain_tokens: torch.Tensor, tau: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Estimated chances of the target's choice at each forked position.
-
-    One softmax of the (noised) draft scores / tau gives both, so that
-    (prod_{j<k} accept[j]) * weights[k, t] estimates the chance of outcome (k, t).
+def fork_candidates(
+    logits: torch.Tensor,
+    sampling: RowSampling,
+    positions: Ints,
+    rule: Rule,
+    chain_tokens: torch.Tensor,
+    offsets: Ints | None = None,
+    count: int = 64,
+    kernels: SamplingKernels | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The best candidates of each forked position, and how the chain's own token fares there.
 
     Args:
-        scores: float32 [R, V] from ``fork_scores``.
-        tokens: int64 [R, n] candidates.
-        chain_tokens: int64 [R], the chain's own token at each position, -1 where there is none.
-        tau: calibration temperature, above 0.
+        logits, sampling, positions, rule, offsets: as in ``fork_scores``.
+        chain_tokens: int64 [R], the chain's token at each position, -1 where there is none.
+        count: candidates a row, at most V.
+        kernels: the device's compiled sampling, if it has any.
 
     Returns:
-        weights float32 [R, n] of the candidates (0 for the chain's own token), and accept
-        float32 [R] of the chain's tokens (0 where there is none).
+        tokens int64 [R, n] and scores float64 [R, n], best first (-inf: no such candidate), and the
+        score of each chain token, float64 [R] (any number where there is none).
     """
-    if tau <= 0:
-        raise ConfigError("tau", f"must be above 0, got {tau!r}")
-    wanted = torch.cat([tokens, chain_tokens.clamp(min=0)[:, None]], dim=1)
-    peak = scores.amax(dim=-1, keepdim=True)
-    total = ((scores - peak) / tau).exp_().sum(dim=-1, keepdim=True)
-    chances = ((scores.gather(1, wanted) - peak) / tau).exp_() / total
-    weights = chances[:, :-1].masked_fill(tokens == chain_tokens[:, None], 0.0)
-    return weights, torch.where(chain_tokens >= 0, chances[:, -1], 0.0)
+    count = min(count, logits.shape[1])
+    own = chain_tokens.clamp(min=0)[:, None]
+    if kernels is not None and sampling.unfiltered:
+        streams: int | np.ndarray = SHARED
+        if rule == "rejection":
+            streams = round_stream(RESIDUAL, _required(offsets))
+        keys = sampling.noise_keys(positions, streams, logits.device)
+        inverse = sampling.inverse_temperature().to(logits.device)
+        values, tokens = kernels.noised_topk(logits, count, inverse, keys)
+        sampled = inverse > 0
+        own_scores = logits.gather(1, own)[:, 0] * torch.where(sampled, inverse, 1.0)
+        own_scores += torch.where(sampled, gumbel_at(keys, own[:, 0]), 0.0)
+    else:
+        scores = fork_scores(logits, sampling, positions, rule, offsets)
+        values, tokens = torch.topk(scores, count, dim=-1)
+        own_scores = scores.gather(1, own)[:, 0]
+    return tokens.cpu().numpy(), values.double().cpu().numpy(), own_scores.double().cpu().numpy()
 
 
 def _noised(scores: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

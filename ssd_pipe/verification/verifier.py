@@ -33,7 +33,8 @@ class SlotState:
 
 @dataclass(slots=True)
 class Verified:
-    """Outcomes of the sampled rows, in the plan's order, and when the forward pass ended (ns)."""
+    """Outcomes of the sampled rows, in the plan's order, and when the layers were through (ns);
+    the head is part of the choice of tokens where that is fused."""
 
     outcomes: list[RowOutcome]
     forward_ns: int
@@ -66,34 +67,34 @@ class Verifier:
         ]
         batch = build_batch(inputs, self._block_size, self._model.backend.device)
         hidden = self._model.forward(batch, self._kv)
+        forward_ns = time.monotonic_ns()
         sampled = [row for row in plan.rows if row.sample]
         if not sampled:
-            return Verified([], time.monotonic_ns())
-        logits = self._model.logits(hidden)
-        forward_ns = time.monotonic_ns()
-        if logits is None:
             return Verified([], forward_ns)
-        return Verified(self._judge(logits, sampled), forward_ns)
+        outcomes = self._judge(hidden, sampled)
+        return Verified([RowOutcome(k, token) for k, token in outcomes], forward_ns)
 
     @staticmethod
     def _first_logit(row: StepRow) -> int:
         return len(row.tokens) - 1 - row.chain if row.sample else len(row.tokens)
 
-    def _judge(self, logits: torch.Tensor, rows: list[StepRow]) -> list[RowOutcome]:
-        """logits float32 [sum(chain + 1), V], rows in order."""
+    def _judge(self, hidden: torch.Tensor, rows: list[StepRow]) -> list[tuple[int, int]]:
+        """hidden [sum(chain + 1), H], rows in order; empty on ranks other than 0."""
+        model = self._model
         chains = [row.tokens[len(row.tokens) - row.chain :] for row in rows]
         keys = [self._slots[row.slot].key for row in rows]
         starts = [row.start + len(row.tokens) - row.chain for row in rows]
+        if self._rule == "shared_noise" and model.tp.size == 1:
+            return shared_noise.judge_from(model, hidden, chains, keys, starts)
+        logits = model.logits(hidden)
+        if logits is None:
+            return []
         if self._rule == "shared_noise":
-            judged = shared_noise.judge(logits, chains, keys, starts)
-        else:
-            q: list[torch.Tensor | None] = []
-            lost = []
-            for row in rows:
-                handed = (
-                    self._proposals(row.slot, row.handover, row.chain) if row.handover else None
-                )
-                q.append(handed)
-                lost.append(bool(row.handover) and handed is None)
-            judged = rejection.judge(logits, chains, keys, starts, q, lost)
-        return [RowOutcome(accepted=k, token=token) for k, token in judged]
+            return shared_noise.judge(logits, chains, keys, starts, model.backend.sampling)
+        q: list[torch.Tensor | None] = []
+        lost = []
+        for row in rows:
+            handed = self._proposals(row.slot, row.handover, row.chain) if row.handover else None
+            q.append(handed)
+            lost.append(bool(row.handover) and handed is None)
+        return rejection.judge(logits, chains, keys, starts, q, lost)

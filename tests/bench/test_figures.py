@@ -143,7 +143,7 @@ def test_draft_time_is_hidden_unless_the_target_waited_for_it() -> None:
     assert row.acceptance == [0.8, 1.0]
     assert row.hit_rate == 0.75
     assert row.hit_rate_by_k == [0.0, None, 1.0]
-    assert row.draft_busy == pytest.approx(80.0)
+    assert row.draft_busy == pytest.approx(80.0)  # a step of the target, of which there were 5
     assert row.draft_exposed == pytest.approx(10.0)
     assert row.draft_hidden == pytest.approx(70.0)
 

@@ -108,7 +108,7 @@ def test_confidence_selection_is_optimal(
     np.testing.assert_allclose(outcome_probabilities(weights, accept), scores, rtol=1e-12)
     chosen = select_branches(tokens, weights, accept, None, budget)
     best = brute_force(tokens, outcome_probabilities(weights, accept))[:budget]
-    assert chosen == [(k, t) for _, k, _, t in sorted(best, key=lambda o: o[1:3])]
+    assert chosen == [(k, t) for _, k, _, t in best]
     assert len(set(chosen)) == len(chosen) == min(budget, int((tokens >= 0).sum()))
 
 
@@ -123,8 +123,12 @@ def test_counts_take_the_heaviest_of_each_length(
     expected = []
     for i in range(k + 1):
         row = brute_force(tokens[i : i + 1], weights[i : i + 1])[: counts[i]]
-        expected += [(i, t) for _, _, _, t in sorted(row, key=lambda o: o[2])]
-    assert chosen == expected
+        expected += [(i, t) for _, _, _, t in row]
+    assert sorted(chosen) == sorted(expected)
+    chances = outcome_probabilities(weights, accept)
+    place = {(i, int(t)): chances[i, j] for i in range(k + 1) for j, t in enumerate(tokens[i])}
+    ranked = [place[outcome] for outcome in chosen]
+    assert ranked == sorted(ranked, reverse=True)
 
 
 @given(rounds(), st.integers(0, 40))

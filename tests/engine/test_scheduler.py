@@ -87,7 +87,9 @@ def test_any_traffic(seed: int, blocks: int, count: int, prefix_caching: bool) -
     shared = [rng.randrange(50) for _ in range(30)]
     requests, emitted, finished = [], {}, {}
     for rid in range(count):
-        prompt = shared[: rng.randint(0, 30)] + [rng.randrange(50) for _ in range(rng.randint(1, 9))]
+        prompt = shared[: rng.randint(0, 30)] + [
+            rng.randrange(50) for _ in range(rng.randint(1, 9))
+        ]
         request = make_request(rid, prompt, rng.randint(1, 30), [7] if rng.random() < 0.3 else [])
         requests.append((request, list(prompt)))
         emitted[rid] = []

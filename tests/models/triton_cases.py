@@ -139,13 +139,18 @@ def test_attention_equals_the_reference(
     keys, values = (randn(BLOCKS, BLOCK, kv_heads, dim, seed=s) for s in (1, 2))
     q = randn(8, heads, dim)
     got = backend(options).attention(q, keys, values, batch(8), dim**-0.5)
-    want = ReferenceBackend("cpu", torch.float32).attention(q[:7], keys, values, batch(7), dim**-0.5)
+    want = ReferenceBackend("cpu", torch.float32).attention(
+        q[:7], keys, values, batch(7), dim**-0.5
+    )
     close(got[:7], want)
     assert not got[7].any()
 
 
-@pytest.mark.parametrize("options", [FUSED, PLAIN], ids=["fused", "plain"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama", FUSED), ("qwen3", FUSED), ("llama", PLAIN)],
+    ids=["llama-fused", "qwen3-fused", "llama-plain"],
+)
 def test_model_with_branches_equals_the_reference(
     tmp_path: Path, family: str, options: CudaOptions
 ) -> None:
@@ -188,19 +193,20 @@ def test_model_with_branches_equals_the_reference(
 def test_noise_and_its_argmax_equal_the_samplers() -> None:
     rows, vocab = 4, 2500
     keys = noise.keys_to_tensor(noise.row_keys([3, 4, 5, 2**63], [7, 8, 9, 1], noise.SHARED))
-    temperature = torch.tensor([1.0, 0.5, 1.0, 1.7])
-    greedy = torch.tensor([0, 0, 1, 0], dtype=torch.int32)
+    factors = torch.tensor([1.0, 2.0, 0.0, 0.6])
     logits = randn(rows, vocab) * 3
-    want = logits / temperature[:, None] + noise.gumbel(keys, vocab)
+    want = logits * factors[:, None] + noise.gumbel(keys, vocab)
     want[2] = logits[2]
-    scores = cuda_noise.noised_scores(logits, keys, temperature, greedy)
+    scores = cuda_noise.noised_scores(logits, keys, factors)
     torch.testing.assert_close(scores, want, atol=4e-6, rtol=1e-6)
-    chosen = cuda_noise.choose(logits, keys, temperature, greedy)
+    chosen = cuda_noise.choose(logits, keys, factors)
     assert chosen.tolist() == want.argmax(dim=1).tolist()
     flat = torch.zeros(1, vocab)
     flat[0, [1100, 40, 2400]] = 2.0
-    one = torch.ones(1, dtype=torch.int32)
-    assert cuda_noise.choose(flat, keys[:1], temperature[:1], one).tolist() == [40]
+    assert cuda_noise.choose(flat, keys[:1], torch.zeros(1)).tolist() == [40]
+    values, ids = cuda_noise.CudaSampling().noised_topk(logits, 5, factors, keys)
+    torch.testing.assert_close(values, want.topk(5).values, atol=4e-6, rtol=1e-6)
+    assert torch.equal(ids, want.topk(5).indices)
 
 
 def test_steps_equal_the_reference_and_its_sampler(tmp_path: Path) -> None:
@@ -272,12 +278,11 @@ def test_tree_equals_branches_run_one_by_one(tmp_path: Path) -> None:
         ),
         temperature=np.array([k.temperature for k in keys]),
     )
-    # Scratch blocks must be ones no table holds.
     runner = TreeRunner(model, kv, steps, 2, 4, 16)
     chosen = runner.run(tree)
     assert chosen.shape == (steps, 4)
     for i, key in enumerate(keys):
-        text = texts[seqs[i]][: contexts[i]] + [int(tree.tokens[i])]
+        text = [*texts[seqs[i]][: contexts[i]], int(tree.tokens[i])]
         grown = []
         for _ in range(steps):
             reference_kv = reference.make_kv(6, BLOCK)

@@ -99,11 +99,11 @@ class Simulation:
         if self.case.spiteful:
             everything = chains[:, 1] == 0
             return everything[:, None, None].expand(-1, K + 1, vocab)
-        own = torch.cat([chains, torch.full((n, 1), -1)], 1).view(-1)
-        tokens, _ = draft_choice.top_candidates(scores, own, vocab)
-        weights, accept = draft_choice.outcome_weights(scores, tokens, own, 0.85)
+        own = torch.cat([chains, torch.full((n, 1), vocab)], 1).view(-1, 1)
+        soft = torch.nn.functional.pad(torch.softmax(scores / 0.85, dim=-1), (0, 1))
+        accept = soft.gather(1, own)
+        chance = soft.scatter(1, own, 0.0)[:, :vocab]
         reach = torch.cumprod(torch.cat([torch.ones(n, 1), accept.view(n, K + 1)[:, :K]], 1), 1)
-        chance = torch.zeros(n * (K + 1), vocab).scatter(1, tokens, weights)
         ranked = (reach[:, :, None] * chance.view(n, K + 1, vocab)).view(n, -1)
         cached = torch.zeros(ranked.shape, dtype=torch.bool)
         return cached.scatter(1, ranked.topk(self.case.branches).indices, True).view(n, K + 1, -1)

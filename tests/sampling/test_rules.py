@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from models.backends.base import SamplingKernels
+from models.backends.native import NativeBackend
+from models.native import NativeUnavailable
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice, noise, rejection, shared_noise
@@ -186,9 +189,8 @@ def test_an_exact_draft_ranks_the_true_recovery_first(
     keys = [NoiseKey(s, 0.0 if s % 5 == 0 else 0.9, top_k=6) for s in range(300)]
     sampling, n = RowSampling.from_keys(keys), len(keys)
     logits = torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(3))
-    scores = draft_choice.fork_scores(logits, sampling, range(n), rule, [0] * n)
     none = torch.full((n,), -1)
-    tokens, _ = draft_choice.top_candidates(scores, none, 3)
+    tokens, _, _ = draft_choice.fork_candidates(logits, sampling, range(n), rule, none, [0] * n, 3)
     chains: list[list[int]] = [[]] * n
     if rule == "shared_noise":
         outcomes = shared_noise.judge(logits, chains, keys, list(range(n)))
@@ -197,18 +199,47 @@ def test_an_exact_draft_ranks_the_true_recovery_first(
     assert outcomes == [(0, t) for t in tokens[:, 0].tolist()]
 
 
-def test_candidates_leave_out_the_excluded_token_and_weights_are_one_softmax() -> None:
-    scores = torch.tensor([[3.0, 1.0, 2.0, float("-inf")], [0.0, 4.0, 1.0, 2.0]])
-    tokens, values = draft_choice.top_candidates(scores, torch.tensor([0, -1]), 3)
-    assert tokens[0, :2].tolist() == [2, 1]
-    assert values[0].tolist() == [2.0, 1.0, float("-inf")]
-    assert tokens[1].tolist() == [1, 3, 2]
-    weights, accept = draft_choice.outcome_weights(scores, tokens, torch.tensor([0, -1]), 0.5)
-    soft = torch.softmax(scores / 0.5, dim=-1)
-    assert torch.allclose(weights, soft.gather(1, tokens) * torch.isfinite(values))
-    assert weights[0, 2] == 0  # the chain's own token is no candidate
-    assert accept.tolist() == pytest.approx([soft[0, 0].item(), 0.0])
-    assert draft_choice.top_candidates(scores, torch.tensor([0, -1]), 9)[0].shape == (2, 4)
+@pytest.mark.parametrize("rule", ["shared_noise", "rejection"])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_candidates_are_the_best_scores_and_the_chain_token_has_its_own(
+    rule: Literal["shared_noise", "rejection"], filtered: bool
+) -> None:
+    keys = [NoiseKey(s, 0.0 if s % 3 == 0 else 0.8, top_k=5 if filtered else 0) for s in range(60)]
+    sampling, n = RowSampling.from_keys(keys), len(keys)
+    logits = torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(8)) * 3
+    chain = torch.arange(n) % VOCAB
+    scores = draft_choice.fork_scores(logits, sampling, range(n), rule, [0] * n)
+    for kernels in (None, *compiled()):
+        tokens, values, own = draft_choice.fork_candidates(
+            logits, sampling, range(n), rule, chain, [0] * n, 4, kernels
+        )
+        best = scores.topk(4)
+        assert (tokens == best.indices.numpy()).all()
+        assert values == pytest.approx(best.values.double().numpy(), abs=2e-5)
+        expected = scores.gather(1, chain[:, None])[:, 0].double().numpy()
+        assert own[np.isfinite(expected)] == pytest.approx(
+            expected[np.isfinite(expected)], abs=2e-5
+        )
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_compiled_choice_equals_torchs(filtered: bool) -> None:
+    keys = [
+        NoiseKey(s, 0.0 if s % 3 == 0 else 0.8, top_p=0.9 if filtered else 1) for s in range(90)
+    ]
+    sampling = RowSampling.from_keys(keys)
+    logits = torch.randn(90, 5000, generator=torch.Generator().manual_seed(8)) * 3
+    plain = shared_noise.choose(logits, sampling, range(90))
+    for kernels in compiled():
+        assert torch.equal(shared_noise.choose(logits, sampling, range(90), kernels), plain)
+
+
+def compiled() -> list[SamplingKernels]:
+    """This machine's compiled sampling, if its kernels can be built."""
+    try:
+        return [NativeBackend().sampling]
+    except NativeUnavailable:
+        return []
 
 
 def test_the_rejection_rule_asks_for_offsets() -> None:

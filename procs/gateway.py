@@ -1,0 +1,114 @@
+"""Gateway process: OpenAI-compatible HTTP in front of the public ZeroMQ endpoint.
+
+To the pipeline it is one more client. It tells its state by HTTP status: before the group is ready
+and when it goes down, /health and every request get 503 rather than a closed port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from procs.http.app import api_key, build
+from procs.http.service import Service
+from procs.runtime import Runtime
+from ssd_pipe.async_client import AsyncClient
+from ssd_pipe.dimensions import dimensions
+from ssd_pipe.endpoint import public_endpoint
+from ssd_pipe.gateway_address import BACKLOG, address, listen
+
+BEAT = 0.25  # seconds between signs of life
+SIGNALS = ("SIGTERM", "SIGINT")
+LAME_DUCK = 1.0  # seconds in which a gateway whose pipeline failed still says so
+LINGER = 1  # seconds open connections get at the end
+SPARE_FILES = 128  # descriptors besides connections
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def run(runtime: Runtime) -> None:
+    """Body of the process "gateway". Raises ResourceError if the port cannot be had."""
+    with listen(runtime.config.gateway) as listener:
+        max_model_len = dimensions(runtime.config).max_model_len
+        _allow_files(runtime.config.gateway.max_connections + SPARE_FILES)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(runtime, listener, max_model_len))
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the runtime's."""
+        yield
+
+
+async def _serve(runtime: Runtime, listener: socket.socket, max_model_len: int) -> None:
+    config = runtime.config
+    port: int = listener.getsockname()[1]
+    url = address(config.gateway, port)
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    loop.add_reader(runtime.stopping.fileno(), stopping.set)
+    endpoint = public_endpoint(config.run, runtime.rundir)
+    async with AsyncClient(endpoint, timeout=max(5.0, config.run.beat_timeout)) as client:
+        service = Service(client, config, max_model_len, runtime.log)
+        server = _server(service)
+        serving = asyncio.create_task(server.serve([listener]))
+        beating = asyncio.create_task(_beat(runtime, port))
+        end = asyncio.create_task(stopping.wait())
+        keyed = bool(api_key(config.gateway))
+        runtime.log.info("listening", url=url, model=service.model_name, api_key=keyed)
+        if not keyed and not config.gateway.host.startswith(LOOPBACK):
+            runtime.log.warning("reachable from other machines without an API key", url=url)
+        await asyncio.wait((serving, beating, end), return_when=asyncio.FIRST_COMPLETED)
+        loop.remove_reader(runtime.stopping.fileno())
+        reason = runtime.stopping.reason
+        service.stopping = reason or "the gateway failed"
+        await client.close()  # open requests fail now
+        if reason and reason not in SIGNALS:
+            await asyncio.sleep(LAME_DUCK)
+        server.should_exit = True
+        await asyncio.wait((serving,))
+        beating.cancel()
+        end.cancel()
+        for task in (serving, beating):
+            if task.done() and not task.cancelled():
+                task.result()
+
+
+def _server(service: Service) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            build(service),
+            loop="none",
+            http="h11",  # bounds the size of request heads, which httptools does not
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            limit_concurrency=service.config.gateway.max_connections,
+            timeout_graceful_shutdown=LINGER,
+        )
+    )
+
+
+async def _beat(runtime: Runtime, port: int) -> None:
+    # It waits for the whole group; requests are answered with 503 meanwhile.
+    await asyncio.to_thread(runtime.ready, {"port": port})
+    while True:
+        runtime.alive()
+        await asyncio.sleep(BEAT)
+
+
+def _allow_files(wanted: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

@@ -1,0 +1,174 @@
+"""From the bytes of a request body to prompts and SamplingParams, or an error naming the field."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from ipc.messages import ChatMessage
+from procs.http.errors import ApiError
+from procs.http.schemas import (
+    NEUTRAL,
+    REFUSED,
+    SAMPLING_NAMES,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    GenerationRequest,
+    RequestMessage,
+)
+from ssd_pipe.params import MAX_SEED, SamplingParams
+
+MAX_CHOICES = 128  # answers of one HTTP request
+COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
+TEMPERATURE = 1.0  # OpenAI's default
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+PARTS_JOINT = "\n"
+
+Wanted = TypeVar("Wanted", CompletionRequest, ChatRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt in one of its three forms."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+
+
+def decode(body: bytes, kind: type[Wanted]) -> Wanted:
+    """Raises ApiError (400): not JSON, a wrong type, an unknown field, or one not supported."""
+    try:
+        request = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _explain(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    for name in REFUSED:
+        _refuse_unless_neutral(name, getattr(request, name, None))
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "only with stream = true", "stream_options")
+    return request
+
+
+def prompts(request: CompletionRequest) -> list[Prompt]:
+    """The prompts of a completion request. Raises ApiError if their forms are mixed."""
+    given = request.prompt
+    if isinstance(given, str):
+        return [Prompt(text=given)]
+    if not given:
+        raise ApiError(400, "must not be empty", "prompt")
+    if all(isinstance(item, int) for item in given):
+        return [Prompt(token_ids=tuple(item for item in given if isinstance(item, int)))]
+    if all(isinstance(item, str) for item in given):
+        return [Prompt(text=item) for item in given if isinstance(item, str)]
+    if all(isinstance(item, list) for item in given):
+        return [Prompt(token_ids=tuple(item)) for item in given if isinstance(item, list)]
+    raise ApiError(400, "must be texts only, ids only, or lists of ids only", "prompt")
+
+
+def conversation(request: ChatRequest) -> Prompt:
+    """The messages of a chat request, as text. Raises ApiError naming the message."""
+    if not request.messages:
+        raise ApiError(400, "must hold at least one message", "messages")
+    return Prompt(messages=tuple(_message(i, m) for i, m in enumerate(request.messages)))
+
+
+def choices(request: GenerationRequest, prompts: Sequence[Prompt]) -> int:
+    """Answers to each prompt. Raises ApiError (400) if they are too many in all."""
+    n = 1 if request.n is None else request.n
+    if not 1 <= n * len(prompts) <= MAX_CHOICES:
+        reason = f"1 to {MAX_CHOICES} answers a request, got {n} * {len(prompts)} prompts"
+        raise ApiError(400, reason, "n")
+    return n
+
+
+def sampling(request: GenerationRequest, max_model_len: int) -> SamplingParams:
+    """Raises ApiError for what the pipeline lacks, RequestError for what is out of range."""
+    values: dict[str, Any] = {"temperature": TEMPERATURE, "max_tokens": COMPLETION_TOKENS}
+    if isinstance(request, ChatRequest):
+        values["max_tokens"] = _chat_limit(request, max_model_len)
+    elif request.max_tokens is not None:
+        values["max_tokens"] = request.max_tokens
+    for name in SAMPLING_NAMES:
+        value = getattr(request, name)
+        if value is None:
+            continue
+        if name not in SamplingParams.__struct_fields__:
+            _refuse_unless_neutral(name, value)
+        elif name == "stop" and isinstance(value, str):
+            values[name] = [value]
+        else:
+            values[name] = value
+    try:
+        params = msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise _explain(error) from None
+    params.validate()
+    return params
+
+
+def nth_seed(params: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of a prompt's ``index``-th answer: its own noise, reproducible by the seed."""
+    if params.seed is None or index == 0:
+        return params
+    digest = hashlib.blake2b(f"{params.seed}/{index}".encode(), digest_size=8).digest()
+    return msgspec.structs.replace(params, seed=int.from_bytes(digest, "little") & MAX_SEED)
+
+
+def _chat_limit(request: ChatRequest, max_model_len: int) -> int:
+    new, old = request.max_completion_tokens, request.max_tokens
+    if new is not None and old is not None and new != old:
+        raise ApiError(400, "differs from max_completion_tokens", "max_tokens")
+    limit = new if new is not None else old
+    return max_model_len if limit is None else limit
+
+
+def _refuse_unless_neutral(name: str, value: Any) -> None:
+    # By type too: False asks for no logprobs, 0 for those of the chosen tokens.
+    neutral = any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ()))
+    if value is not None and not neutral:
+        raise ApiError(
+            400, f"{name} is not supported by this server", name, "unsupported_parameter"
+        )
+
+
+def _message(index: int, message: RequestMessage) -> ChatMessage:
+    where = f"messages.{index}"
+    role = ROLES.get(message.role)
+    if role is None:
+        known = ", ".join(ROLES)
+        raise ApiError(400, f"{message.role!r} is none of {known}", f"{where}.role")
+    for name in ("tool_calls", "function_call", "audio"):
+        if getattr(message, name):
+            raise ApiError(400, f"{name} is not supported by this server", f"{where}.{name}")
+    content = message.content
+    if content is None:
+        raise ApiError(400, "must be a text or a list of text parts", f"{where}.content")
+    if isinstance(content, str):
+        return ChatMessage(role, content)
+    texts = [_text(part, f"{where}.content.{i}") for i, part in enumerate(content)]
+    return ChatMessage(role, PARTS_JOINT.join(texts))
+
+
+def _text(part: ContentPart, where: str) -> str:
+    if part.type != "text" or part.text is None:
+        reason = f"only parts of type 'text' are supported, got {part.type!r}"
+        raise ApiError(400, reason if part.type != "text" else "has no text", where)
+    return part.text
+
+
+def _explain(error: msgspec.ValidationError) -> ApiError:
+    text, _, path = str(error).partition(" - at `$")
+    field = path.rstrip("`").lstrip(".").replace("[...]", "")
+    if "`" in text and text.startswith(("Object contains unknown field", "Object missing")):
+        name = text.split("`")[1]
+        field = f"{field}.{name}" if field else name
+        missing = text.startswith("Object missing")
+        text = "is required" if missing else "is not a field of this API"
+    return ApiError(400, f"{field or 'the body'}: {text}", field)

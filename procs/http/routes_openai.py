@@ -1,0 +1,117 @@
+"""The OpenAI-compatible routes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+from litestar import Request, Response, get, post
+from litestar.response import Stream
+
+from procs.http import openapi, parse
+from procs.http.answers import Answers
+from procs.http.chat import ChatRenderer
+from procs.http.completions import CompletionRenderer
+from procs.http.errors import ApiError
+from procs.http.responses import ChatCompletion, Completion, ModelCard, ModelList
+from procs.http.schemas import ChatRequest, CompletionRequest
+from procs.http.service import Service
+from procs.http.sse import stream, unless_gone
+
+HttpRequest = Request[Any, Any, Any]
+
+
+@post("/completions", operation_class=openapi.CompletionOperation, status_code=200)
+async def completions(
+    request: HttpRequest, body: bytes, service: Service
+) -> Response[Completion] | Stream:
+    """Continue a text; with ``stream``, as server-sent events."""
+    _check_media_type(request)
+    wanted = parse.decode(body, CompletionRequest)
+    service.check_model(wanted.model)
+    prompts = parse.prompts(wanted)
+    n = parse.choices(wanted, prompts)
+    if wanted.best_of not in (None, n):
+        raise ApiError(400, "only best_of = n is supported", "best_of")
+    params = parse.sampling(wanted, service.max_model_len)
+    echoes = [await service.text_of(p) if wanted.echo else "" for p in prompts]
+    answers = service.answers(prompts, n, params)
+    renderer = CompletionRenderer(
+        answers=answers,
+        id=_new_id("cmpl"),
+        model=service.model_name,
+        created=int(time.time()),
+        include_usage=_include_usage(wanted),
+        echoes=[echo for echo in echoes for _ in range(n)],
+    )
+    if wanted.stream:
+        return await stream(request, answers, renderer)
+    return Response(await _whole(request, answers, renderer))
+
+
+@post("/chat/completions", operation_class=openapi.ChatOperation, status_code=200)
+async def chat_completions(
+    request: HttpRequest, body: bytes, service: Service
+) -> Response[ChatCompletion] | Stream:
+    """Answer a conversation; with ``stream``, as server-sent events."""
+    _check_media_type(request)
+    wanted = parse.decode(body, ChatRequest)
+    service.check_model(wanted.model)
+    prompt = parse.conversation(wanted)
+    n = parse.choices(wanted, [prompt])
+    params = parse.sampling(wanted, service.max_model_len)
+    answers = service.answers([prompt], n, params)
+    renderer = ChatRenderer(
+        answers=answers,
+        id=_new_id("chatcmpl"),
+        model=service.model_name,
+        created=int(time.time()),
+        include_usage=_include_usage(wanted),
+    )
+    if wanted.stream:
+        return await stream(request, answers, renderer)
+    return Response(await _whole(request, answers, renderer))
+
+
+@get("/models")
+async def models(service: Service) -> ModelList:
+    """The one model that is served."""
+    return ModelList(data=[_card(service)])
+
+
+@get("/models/{name:path}")
+async def model(name: str, service: Service) -> ModelCard:
+    """The served model, by any of its names."""
+    service.check_model(name.removeprefix("/"))
+    return _card(service)
+
+
+async def _whole(
+    request: HttpRequest, answers: Answers, renderer: ChatRenderer | CompletionRenderer
+) -> Any:
+    try:
+        await unless_gone(request, answers.rest())
+        return renderer.whole()
+    finally:
+        await answers.aclose()
+
+
+def _check_media_type(request: HttpRequest) -> None:
+    # Only this type makes a browser ask before a foreign page may send it.
+    if request.content_type[0] != "application/json":
+        raise ApiError(415, "the content type must be application/json")
+
+
+def _include_usage(wanted: ChatRequest | CompletionRequest) -> bool:
+    return bool(wanted.stream_options is not None and wanted.stream_options.include_usage)
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(16)}"
+
+
+def _card(service: Service) -> ModelCard:
+    return ModelCard(
+        id=service.model_name, created=service.created, max_model_len=service.max_model_len
+    )

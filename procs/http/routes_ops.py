@@ -1,0 +1,56 @@
+"""Routes for operators: health, metrics, version, and the way to the API's description."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+
+import msgspec
+from litestar import Response, get
+from litestar.response import Redirect
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from procs.http.health import Health, examine
+from procs.http.metrics import exposition
+from procs.http.service import Service
+from ssd_pipe.errors import SsdPipeError
+
+SCRAPE_DEADLINE = 4.0  # seconds
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str
+
+
+@get("/health")
+async def health(service: Service) -> Response[Health]:
+    """200 when the pipeline can serve; 503 with the reason when it cannot."""
+    if service.stopping:
+        found = Health(status="unavailable", reason=f"stopping: {service.stopping}")
+    else:
+        found = await examine(service.client, service.config.run.beat_timeout)
+    return Response(found, status_code=503 if found.reason else 200)
+
+
+@get("/metrics", media_type=CONTENT_TYPE_LATEST)
+async def metrics(service: Service) -> bytes:
+    """Prometheus metrics; without an answer of the pipeline, ``ssd_pipe:up`` is 0."""
+    reply = None
+    try:
+        async with asyncio.timeout(SCRAPE_DEADLINE):
+            reply = await service.client.status()
+    except (TimeoutError, SsdPipeError):
+        pass
+    return exposition(reply, service.histograms, service.model_name)
+
+
+@get("/version")
+async def show_version() -> Version:
+    """The version of this program."""
+    return Version(version("ssd-pipe"))
+
+
+@get("/docs", include_in_schema=False)
+async def docs() -> Redirect:
+    """Where people look for the API's page."""
+    return Redirect("/schema")

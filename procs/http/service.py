@@ -1,0 +1,80 @@
+"""What the routes share: the connection to the pipeline and what is known of the served model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from structlog.typing import FilteringBoundLogger
+
+from procs.http.answers import Answers
+from procs.http.errors import ApiError
+from procs.http.parse import Prompt
+from procs.http.request_metrics import RequestHistograms
+from ssd_pipe.async_client import AsyncClient
+from ssd_pipe.config import PipelineConfig
+from ssd_pipe.hub import resolve
+from ssd_pipe.params import SamplingParams
+from ssd_pipe.text.tokenizer import Tokenizer
+
+
+class Service:
+    """One gateway.
+
+    Attributes:
+        client: connection to the pipeline.
+        config: of the run.
+        model_name: what the model is called here.
+        max_model_len: most tokens of prompt and answer together.
+        created: when the gateway started, in seconds since 1970.
+        histograms: of requests.
+        stopping: why the gateway is going down; empty while it is not.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        config: PipelineConfig,
+        max_model_len: int,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.client = client
+        self.config = config
+        self.log = log
+        target = config.target.model
+        short = PurePath(target).name or target
+        self.model_name = config.gateway.model_name or short
+        self._names = {self.model_name, target, short}
+        self.max_model_len = max_model_len
+        self.created = int(time.time())
+        self.histograms = RequestHistograms(self.model_name)
+        self.stopping = ""
+        self._tokenizer: Tokenizer | None = None
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError (404) for a model that is not the served one; None is."""
+        if name is not None and name not in self._names:
+            reason = f"the model {name!r} does not exist, this server has {self.model_name!r}"
+            raise ApiError(404, reason, "model", "model_not_found")
+
+    def check_serving(self) -> None:
+        """Raises ApiError (503) when the gateway is going down."""
+        if self.stopping:
+            raise ApiError(503, f"the server is stopping: {self.stopping}")
+
+    def answers(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Answers:
+        """Submit; see Answers."""
+        self.check_serving()
+        timeout = self.config.gateway.request_timeout
+        return Answers(self.client, prompts, n, params, timeout, self.histograms)
+
+    async def text_of(self, prompt: Prompt) -> str:
+        """The text of a prompt, for ``echo``; the tokenizer is read when it is first needed."""
+        if prompt.token_ids is None:
+            return prompt.text or ""
+        if self._tokenizer is None:
+            folder = resolve(self.config.target.model)
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        return self._tokenizer.decode(prompt.token_ids)

@@ -1,0 +1,136 @@
+"""The branches of a round and the batches that extend them.
+
+A branch (k, t*) sees the trunk up to the k-th chain token and its own tokens, which live in scratch
+slots beside the trunk's blocks. Branches of a row are ordered by likelihood; from one depth to the
+next only the leading share goes on (``taper``), because the last places are seldom asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ipc.messages import DraftRow
+from models.batch import ForwardBatch
+from ssd_pipe.drafting.trunk import Trunk
+from ssd_pipe.sampling.filters import RowSampling
+
+
+@dataclass(slots=True)
+class Branches:
+    """The branches of one row; entry i of the cache is outcome i, (k, t*)."""
+
+    row: DraftRow
+    trunk: Trunk
+    outcomes: list[tuple[int, int]]
+
+    def alive(self, step: int, taper: float) -> int:
+        """Branches that get a token in pass ``step`` (from 0)."""
+        if step >= self.row.depth or not self.outcomes:
+            return 0
+        return max(1, math.ceil(len(self.outcomes) * taper**step))
+
+
+@dataclass(slots=True)
+class Tree:
+    """All branches of a round.
+
+    Attributes:
+        rows: by slot, in batch order.
+        q: per pass done, the distributions its tokens were drawn from, float32 [alive, V], or None.
+        spans: per pass done, the rows of ``q`` that belong to each slot.
+    """
+
+    rows: dict[int, Branches] = field(default_factory=dict)
+    q: list[torch.Tensor | None] = field(default_factory=list)
+    spans: list[dict[int, slice]] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return sum(len(branches.outcomes) for branches in self.rows.values())
+
+    def distributions(self, slot: int, entry: int, depth: int) -> torch.Tensor | None:
+        """What the first ``depth`` tokens of an entry were drawn from [depth, V]; None if lost."""
+        rows = []
+        for q, spans in zip(self.q[:depth], self.spans[:depth], strict=True):
+            span = spans.get(slot)
+            if q is None or span is None or not 0 <= entry < span.stop - span.start:
+                return None
+            rows.append(q[span.start + entry])
+        return torch.stack(rows) if len(rows) == depth else None
+
+
+class BranchBatches:
+    """Makes the ForwardBatch of each pass over a tree.
+
+    Arrays over all branches, rows in tree order; a pass takes those of them that are alive.
+    """
+
+    def __init__(
+        self, tree: Tree, scratch_start: int, budget: int, k: int, device: torch.device
+    ) -> None:
+        """``budget`` * ``k`` scratch slots per sequence slot begin at ``scratch_start``."""
+        rows = list(tree.rows.values())
+        counts = [len(b.outcomes) for b in rows]
+        outcomes = np.array([o for b in rows for o in b.outcomes], np.int64).reshape(-1, 2)
+        row_of = np.repeat(np.arange(len(rows)), counts)
+        self.rank = np.concatenate([np.arange(count) for count in counts])
+        lengths = np.array([len(b.trunk.tokens) for b in rows])
+        slots = np.array([b.row.slot for b in rows])
+        self._rows = rows
+        self._row_of = row_of
+        self.tokens = outcomes[:, 1].copy()
+        self._start = lengths[row_of] + outcomes[:, 0]
+        self._scratch = scratch_start + (slots[row_of] * budget + self.rank) * k
+        self._suffix = (self._scratch[:, None] + np.arange(k)).astype(np.int32)
+        self._sampling = RowSampling.from_keys([b.trunk.key for b in rows], counts)
+        self._tables = torch.from_numpy(stack_tables([b.trunk.table.blocks for b in rows])).to(
+            device
+        )
+        self._device = device
+
+    def alive(self, step: int, taper: float) -> tuple[np.ndarray, dict[int, slice]]:
+        """Indices of the branches in pass ``step`` and which of them belong to each slot."""
+        limits = [b.alive(step, taper) for b in self._rows]
+        spans, end = {}, 0
+        for branches, limit in zip(self._rows, limits, strict=True):
+            spans[branches.row.slot] = slice(end, end + limit)
+            end += limit
+        return np.flatnonzero(self.rank < np.array(limits)[self._row_of]), spans
+
+    def batch(self, step: int, alive: np.ndarray) -> ForwardBatch:
+        """Feeds ``tokens`` of the living branches at depth ``step``."""
+
+        def tensor(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(self._device)
+
+        return ForwardBatch(
+            tokens=tensor(self.tokens[alive]),
+            positions=tensor(self._start[alive] + step),
+            slots=tensor(self._scratch[alive] + step),
+            seqs=tensor(self._row_of[alive].astype(np.int32)),
+            block_tables=self._tables,
+            context_lens=tensor(self._start[alive].astype(np.int32)),
+            logit_index=tensor(np.arange(len(alive))),
+            suffix_slots=tensor(self._suffix[alive]),
+            suffix_lens=tensor(np.full(len(alive), step + 1, np.int32)),
+        )
+
+    def chosen_positions(self, step: int, alive: np.ndarray) -> np.ndarray:
+        """Positions of the tokens that pass ``step`` chooses."""
+        return self._start[alive] + step + 1
+
+    def sampling(self, alive: np.ndarray) -> RowSampling:
+        """Sampling settings of the living branches."""
+        return self._sampling.take(alive)
+
+
+def stack_tables(tables: list[list[int]]) -> np.ndarray:
+    """Block tables padded with zeros, int32 [R, longest]."""
+    stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for i, table in enumerate(tables):
+        stacked[i, : len(table)] = table
+    return stacked

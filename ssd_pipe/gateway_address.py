@@ -1,0 +1,29 @@
+"""Where the HTTP gateway listens, for the process that listens and for those who tell users."""
+
+from __future__ import annotations
+
+import socket
+
+from ssd_pipe.config import GatewaySection
+from ssd_pipe.errors import ResourceError
+
+BACKLOG = 1024
+
+
+def listen(gateway: GatewaySection) -> socket.socket:
+    """A listening TCP socket. Raises ResourceError if the address cannot be bound."""
+    where = f"{gateway.host}:{gateway.port}"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            gateway.host, gateway.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ResourceError(f"gateway.port: cannot listen on {where}: {reason}") from None
+
+
+def address(gateway: GatewaySection, port: int) -> str:
+    """Base URL of the gateway that listens on ``port``."""
+    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
+    return f"http://{host}:{port}"
