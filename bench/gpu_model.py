@@ -67,10 +67,16 @@ def main() -> int:
 
 def _checks(report: Report) -> None:
     from bench import gpu_checks as checks
+    from bench.gpu_graph_checks import check_graphs
 
-    for name in ("check_kernels", "check_attention", "check_models", "check_graphs"):
-        with report.section(name), torch.inference_mode():
-            getattr(checks, name)(report)
+    for check in (
+        checks.check_kernels,
+        checks.check_attention,
+        checks.check_models,
+        check_graphs,
+    ):
+        with report.section(check.__name__), torch.inference_mode():
+            check(report)
         free_memory()
 
 

@@ -13,11 +13,11 @@ from torch.nn import functional
 from bench.gpu_common import Report, free_memory, graphed, time_ms
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.batch import ForwardBatch
-from models.cuda.attention import paged_attention, tile_width
+from models.cuda.attention import paged_attention
 from models.cuda.graphs import GraphRunner, StepRow
 from models.cuda.noise import choose
 from models.cuda.skinny import skinny_linear
-from models.cuda.tiles import fixed_tiles
+from models.cuda.tiles import fixed_tiles, tile_width
 from models.cuda.tree import TreeInputs, TreeRunner
 from models.kv_cache import KVCache
 from models.shapes import build_random, shape

@@ -30,7 +30,7 @@ class Row(msgspec.Struct, kw_only=True):
             it, and the rest.
         overhead: gap between two target steps a round, waits for the draft left out: scheduler,
             messages, cache query.
-        judge: sampling and verification after the target's forward pass, a step.
+        judge: what a target step does after its last layer: output head, sampling, verification.
         mb_per_token: target weights read per token.
         gb_s: target weights read per second of decoding; ``copy_share`` and ``read_share`` are
             its shares of the measured bandwidths.

@@ -57,7 +57,7 @@ def speculation_table(rows: Sequence[Row]) -> Table | None:
     table = _table(
         "", ["engine", "accepted", "by position", "hit rate", "by k", "draft ms/round", "hidden"]
     )
-    for name in ("exposed", "overhead ms", "judge ms"):
+    for name in ("exposed", "overhead ms", "head+judge ms"):
         table.add_column(name, justify="right")
     for row in counted:
         table.add_row(

@@ -410,4 +410,11 @@ class DraftTimes(msgspec.Struct, frozen=True, tag="times", array_like=True):
     branches: int
 
 
-DraftNotice = ChainReady | DraftTimes
+class DepthReady(msgspec.Struct, frozen=True, tag="depth", array_like=True):
+    """One more token of every living branch is in the cache; sent when the scheduler waits."""
+
+    round: int
+    depth: int
+
+
+DraftNotice = ChainReady | DraftTimes | DepthReady

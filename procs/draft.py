@@ -14,7 +14,15 @@ import torch
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import Doorbell
 from ipc.handover import Handover
-from ipc.messages import ChainReady, DraftMessage, DraftNotice, DraftPlan, DraftTimes, Halt
+from ipc.messages import (
+    ChainReady,
+    DepthReady,
+    DraftMessage,
+    DraftNotice,
+    DraftPlan,
+    DraftTimes,
+    Halt,
+)
 from ipc.segments import create_segment
 from models.registry import load_model
 from procs import channels
@@ -51,7 +59,7 @@ class _Worker:
         kv = model.make_kv(sizes.draft_blocks + sizes.scratch_blocks, block_size)
         blocks = BlockManager(sizes.draft_blocks, block_size, config.cache.prefix_caching)
         shape = (sizes.slots, sizes.branches, sizes.k)
-        cache = SpeculationCache(
+        self._cache = SpeculationCache(
             create_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
             *shape,
             create=True,
@@ -71,11 +79,13 @@ class _Worker:
             kv,
             blocks,
             sizes.draft_blocks * block_size,
-            cache,
+            self._cache,
             config.speculation,
             handover,
         )
-        self._plans = TypedReceiver.open(runtime, channels.DRAFT_PLANS, DraftMessage)
+        self._plans = TypedReceiver.open(
+            runtime, channels.DRAFT_PLANS, DraftMessage, capacity=sizes.plan_bytes
+        )
         self._notices = TypedSender.open(runtime, channels.DRAFT_NOTICES, DraftNotice)
         runtime.log.info(
             "loaded",
@@ -115,7 +125,10 @@ class _Worker:
         message: DraftMessage | None = None
         for stage in self._stages(plan):
             stamps[stage] = time.monotonic_ns()
-            steps += stage == "step"
+            if stage == "step":
+                steps += 1
+                if self._cache.reader_waits:
+                    self._notices.send(DepthReady(plan.round, steps))
             # A backup chain has someone waiting for it; anything else yields to the next plan.
             if stage != "backup":
                 message = self._plans.recv(0)

@@ -19,6 +19,7 @@ from ipc.channel import TypedReceiver, TypedSender
 from ipc.messages import (
     AbortRequest,
     AddRequest,
+    DepthReady,
     DraftMessage,
     DraftNotice,
     DraftPlan,
@@ -47,7 +48,7 @@ from ssd_pipe.errors import PeerLost, RequestError
 IDLE_POLL_MS = 200
 PEER_POLL = 0.1  # seconds between looks at the peers while a step runs
 STUCK = 120.0  # seconds a single step or backup may take
-DEPTH_POLL = 0.001  # seconds; bounds the loss if a doorbell for a new depth is missed
+DEPTH_POLL = 0.005  # seconds; bounds the loss where the draft misses that someone waits
 
 T = TypeVar("T")
 
@@ -137,7 +138,9 @@ class _Loop:
         self._draft: TypedSender[DraftPlan] | None = None
         self._notices: TypedReceiver[DraftNotice] | None = None
         if config.speculative:
-            self._draft = TypedSender.open(runtime, channels.DRAFT_PLANS, DraftMessage)
+            self._draft = TypedSender.open(
+                runtime, channels.DRAFT_PLANS, DraftMessage, capacity=sizes.plan_bytes
+            )
             self._notices = TypedReceiver.open(runtime, channels.DRAFT_NOTICES, DraftNotice)
         self._requests = sockets.bind(zmq.PULL, runtime.rundir.endpoint("requests"))
         self._tokens = sockets.bind(zmq.PUSH, runtime.rundir.endpoint("tokens"))
@@ -275,6 +278,8 @@ class _Loop:
         def take(notice: DraftNotice) -> bool:
             if isinstance(notice, DraftTimes):
                 self._learn_times(notice)
+            elif isinstance(notice, DepthReady):
+                pass  # of a wait that is over
             elif notice.round == plan.round and notice.slot in pending:
                 del pending[notice.slot]
                 self._planner.take_backup(by_slot[notice.slot], notice)
@@ -290,15 +295,21 @@ class _Loop:
     def _await_depth(self, request: Request, batch: int) -> None:
         """Let a hit grow while that pays."""
         planner, notices = self._planner, self._notices
+        if notices is None or not planner.worth_waiting(request, batch):
+            return
         started = time.monotonic()
-        while notices is not None and planner.worth_waiting(request, batch):
-            notice = notices.recv(DEPTH_POLL)
-            if isinstance(notice, DraftTimes):
-                self._learn_times(notice)
-            planner.deepen(request)
-            self._hub.raise_lost()
-            if self._runtime.stopping.is_set() or time.monotonic() > started + STUCK:
-                return
+        planner.announce_wait(True)
+        try:
+            while planner.worth_waiting(request, batch):
+                if not planner.deepen(request):
+                    notice = notices.recv(DEPTH_POLL)
+                    if isinstance(notice, DraftTimes):
+                        self._learn_times(notice)
+                self._hub.raise_lost()
+                if self._runtime.stopping.is_set() or time.monotonic() > started + STUCK:
+                    return
+        finally:
+            planner.announce_wait(False)
         self._times.depth_wait_seconds += self._times.waited(time.monotonic() - started)
 
     def _learn_times(self, times: DraftTimes) -> None:

@@ -29,13 +29,13 @@ def run(runtime: Runtime) -> None:
     """Body of the process "target-<rank>"."""
     config, rank = runtime.config, runtime.rank
     sizes = dimensions(config)
-    tp = TensorParallel.create(
-        rank, config.target.tp, f"file://{runtime.rundir.path / 'tensor-parallel'}"
-    )
+    device = resolve_device(config.target.device)
+    store = f"file://{runtime.rundir.path / 'tensor-parallel'}"
+    tp = TensorParallel.create(rank, config.target.tp, store, device)
     model = load_model(
         resolve(config.target.model),
         dtype=config.target.dtype,
-        device=config.target.device,
+        device=str(device),
         backend=config.target.backend,
         tp=tp,
         max_positions=sizes.max_model_len,
@@ -54,15 +54,18 @@ def run(runtime: Runtime) -> None:
         threads=torch.get_num_threads(),
     )
     runtime.ready({"vocab_size": sizes.vocab_size, "weight_bytes": model.weight_bytes})
-    while not runtime.stopping.is_set():
-        runtime.alive()
-        message = plans.recv(POLL)
-        if isinstance(message, Halt):
-            break
-        if message is not None:
-            result = _execute(verifier, message, runtime)
-            if results is not None:
-                results.send(result)
+    try:
+        while not runtime.stopping.is_set():
+            runtime.alive()
+            message = plans.recv(POLL)
+            if isinstance(message, Halt):
+                break
+            if message is not None:
+                result = _execute(verifier, message, runtime)
+                if results is not None:
+                    results.send(result)
+    finally:
+        tp.close()
 
 
 def _execute(verifier: Verifier, plan: StepPlan, runtime: Runtime) -> StepResult:

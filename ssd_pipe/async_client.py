@@ -232,6 +232,11 @@ class AsyncClient:
         try:
             async with asyncio.timeout(min(CONNECT_TIMEOUT, self._timeout)):
                 await self._socket.send(data)
+        except asyncio.CancelledError:
+            # Closing the socket cancels what it still sends; ``close`` tells those who wait.
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
         except TimeoutError:
             queue = self._queues.get(request_id)
             if queue is not None:

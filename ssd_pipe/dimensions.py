@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import psutil
 
+from ipc.shm_channel import DEFAULT_CAPACITY
 from models.config import ModelConfig
 from ssd_pipe.config import PipelineConfig, fan_out_counts
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.hub import resolve
 
+TOKEN_BYTES = 5  # of a token id in MessagePack, at most
 KV_MEMORY_SHARE = 0.25
 """Most of the machine's memory that one side's KV takes when its size is left to us (CPU)."""
 
@@ -25,6 +27,7 @@ class Dimensions:
         target_blocks, draft_blocks: KV blocks for trunks.
         scratch_blocks: KV blocks of the draft for branches.
         slots, branches, k: shape of the speculation cache.
+        plan_bytes: capacity of the channel to the draft; a plan may bring every sequence's prompt.
     """
 
     max_model_len: int
@@ -35,6 +38,7 @@ class Dimensions:
     slots: int
     branches: int
     k: int
+    plan_bytes: int
 
 
 def dimensions(config: PipelineConfig) -> Dimensions:
@@ -73,7 +77,13 @@ def dimensions(config: PipelineConfig) -> Dimensions:
         slots=slots,
         branches=branches,
         k=spec.k,
+        plan_bytes=plan_bytes(slots, max_len),
     )
+
+
+def plan_bytes(slots: int, max_model_len: int) -> int:
+    """Capacity of the channel to the draft: a plan may bring the prompt of every sequence."""
+    return DEFAULT_CAPACITY + TOKEN_BYTES * slots * max_model_len
 
 
 def _block_bytes(model: ModelConfig, block_size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ipc.handover import Handover
 from ssd_pipe.config import PipelineConfig, fan_out_counts
+from ssd_pipe.dimensions import plan_bytes
 from ssd_pipe.engine import speculation_cache
 
 MIB = 1 << 20
@@ -33,11 +34,16 @@ def handover_bytes(config: PipelineConfig, vocab_size: int) -> int:
     return Handover.size_bytes(config.scheduler.max_num_seqs, config.speculation.k, vocab_size)
 
 
-def shared_bytes(config: PipelineConfig, vocab_size: int) -> int:
-    """Bytes of shared memory the run directory must be able to hold, in whole MiB."""
+def shared_bytes(config: PipelineConfig, vocab_size: int, max_model_len: int = 0) -> int:
+    """Bytes of shared memory the run directory must be able to hold, in whole MiB.
+
+    ``max_model_len`` is what the models allow where the configuration leaves it to them.
+    """
+    max_len = config.scheduler.max_model_len or max_model_len
     needed = (
         FIXED_BYTES
         + channels(config) * RINGS_PER_CHANNEL * RING_BYTES
+        + (plan_bytes(config.scheduler.max_num_seqs, max_len) if config.speculative else 0)
         + cache_bytes(config)
         + handover_bytes(config, vocab_size)
     )

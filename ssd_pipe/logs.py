@@ -83,7 +83,7 @@ class _FromLibraries(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger()
         write = log.error if record.levelno >= logging.ERROR else log.warning
-        write(record.getMessage(), logger_name=record.name)
+        write(record.getMessage(), logger_name=record.name, exc_info=record.exc_info)
 
 
 _open_sinks: list[_Sink] = []

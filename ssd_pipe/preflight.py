@@ -11,7 +11,7 @@ import zmq
 
 from ipc import sockets
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.dimensions import dimensions
+from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.errors import ModelError, ResourceError
 from ssd_pipe.hub import resolve
 
@@ -20,8 +20,8 @@ SINGLE_NAME = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
-def check_models(config: PipelineConfig) -> int:
-    """Check the pair as far as is possible without loading it; returns the vocabulary size.
+def check_models(config: PipelineConfig) -> Dimensions:
+    """Check the pair as far as is possible without loading it; returns the sizes they give.
 
     Raises ModelError (a model, file or weight that is missing or broken) or ConfigError (two
     vocabularies, a limit the models do not have).
@@ -30,7 +30,7 @@ def check_models(config: PipelineConfig) -> int:
     for name in names:
         for path in weight_files(resolve(name)):
             check_safetensors(path)
-    return dimensions(config).vocab_size
+    return dimensions(config)
 
 
 def check_endpoint_free(endpoint: str) -> None:

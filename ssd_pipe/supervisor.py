@@ -31,6 +31,8 @@ from ssd_pipe.status_probe import StatusProbe
 from ssd_pipe.threads import check_cpus, thread_environment
 
 STOP_STAGES = (("gateway",), ("frontend",), ("scheduler",), ("target", "draft"))
+# The gateway hears of a failure from the hub, and then tells its clients for a moment.
+FAILED_STAGES = (*STOP_STAGES[1:], STOP_STAGES[0])
 READY_TURN = 0.25  # seconds between looks
 READY_PROBE = 0.5  # seconds between questions to a ready pipeline
 FAILED_GRACE = 5.0  # most seconds between TERM and KILL after a failure
@@ -92,13 +94,13 @@ class Supervisor:
         if self.state is not GroupState.NEW:
             raise SsdPipeError("a supervisor starts once")
         check_cpus(self.config)
-        vocab_size = preflight.check_models(self.config)
+        sizes = preflight.check_models(self.config)
         if self.config.run.endpoint:
             preflight.check_endpoint_free(self.config.run.endpoint)
         if self.config.gateway.enabled:
             listen(self.config.gateway).close()
         run = self.config.run
-        needed = shared_bytes(self.config, vocab_size)
+        needed = shared_bytes(self.config, sizes.vocab_size, sizes.max_model_len)
         self._run_dir = RunDir.create(run.shm_dir, run.name, needed)
         try:
             self._enter(self._run_dir)
@@ -189,7 +191,8 @@ class Supervisor:
                 self._sink.event("info", "stopping", reason=self._stop_reason)
             grace = self.config.run.grace
             grace = min(grace, FAILED_GRACE) if self.failure else grace
-            self._group.tear_down(STOP_STAGES, grace, lambda: self._hurry)
+            stages = FAILED_STAGES if self.failure else STOP_STAGES
+            self._group.tear_down(stages, grace, lambda: self._hurry)
         finally:
             probe.close()
             self._leave()
@@ -247,7 +250,9 @@ class Supervisor:
 
     def _announce(self) -> None:
         facts = {"run": self.config.run.name, "endpoint": self.endpoint}
-        facts |= {"http": address(self.config.gateway, p.port) for p in self._processes if p.port}
+        for process in self._processes:
+            if process.port:
+                facts["http"] = address(self.config.gateway, process.port)
         if self._ready_file is not None:
             content = {**facts, "pids": self.pids, "log_dir": str(self.log_dir)}
             _write_atomically(self._ready_file, msgspec.json.encode(content))

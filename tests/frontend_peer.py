@@ -114,13 +114,12 @@ class Pipeline:
         self.stopping = StopFlag()
         self.peer = Peer(self.rundir)
         self.error = None
-        self._log_path = tmp_path / "frontend.jsonl"
+        self.log = logs.configure("frontend", tmp_path / "frontend.jsonl", "info", False)
         self._thread = threading.Thread(target=self._body, daemon=True)
         self._thread.start()
 
     def _body(self):
-        log = logs.configure("frontend", self._log_path, "info", False)
-        runtime = Runtime("frontend", 0, self.config, self.rundir, log, self.stopping, 1)
+        runtime = Runtime("frontend", 0, self.config, self.rundir, self.log, self.stopping, 1)
         try:
             frontend.run(runtime)
         except Exception as error:

@@ -17,12 +17,12 @@ import torch
 from torch.nn import functional
 
 from models.batch import ForwardBatch
-from models.cuda.attention import paged_attention, tile_width
+from models.cuda.attention import paged_attention
 from models.cuda.noise import CudaSampling
 from models.cuda.norms import add_rms_norm, rms_norm, silu_mul
 from models.cuda.rotary import rope_and_store
 from models.cuda.skinny import MAX_ROWS, skinny_linear
-from models.cuda.tiles import StaticBatch, Tiles, tiles_of
+from models.cuda.tiles import StaticBatch, Tiles, tile_width, tiles_of
 from models.kv_cache import KVCache
 from ssd_pipe.errors import ConfigError
 

@@ -55,6 +55,7 @@ def _attention_kernel(
     suffix_lens,
     scale,
     num_tokens,
+    split_size,
     table_stride,
     suffix_stride,
     HEADS: tl.constexpr,
@@ -66,7 +67,6 @@ def _attention_kernel(
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
-    SPLIT: tl.constexpr,
     DIRECT: tl.constexpr,
     ORDERED: tl.constexpr,
     SUFFIX: tl.constexpr,
@@ -86,10 +86,10 @@ def _attention_kernel(
         token = tl.load(order + token, mask=exists, other=0)
     context = tl.load(context_lens + token, mask=exists, other=0)
     longest = tl.max(context, axis=0)
-    low = split * SPLIT
+    low = split * split_size
     high = longest
     if not DIRECT:
-        high = tl.minimum(longest, low + SPLIT)
+        high = tl.minimum(longest, low + split_size)
     if (split > 0) & (low >= longest):
         return
     d = tl.arange(0, DIM_P)
@@ -177,15 +177,15 @@ def _reduce_kernel(
     out,
     context_lens,
     num_tokens,
+    split_size,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
-    SPLIT: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     context = tl.load(context_lens + token)
-    splits = tl.maximum((context + SPLIT - 1) // SPLIT, 1)
+    splits = tl.maximum((context + split_size - 1) // split_size, 1)
     d = tl.arange(0, DIM_P)
     in_dim = d < DIM
     peak = float("-inf")
@@ -211,17 +211,6 @@ def _reduce_kernel(
         peak = new_peak
     result = acc / tl.where(total > 0.0, total, 1.0)
     tl.store(out + (token * HEADS + head) * DIM + d, result.to(out.dtype.element_ty), mask=in_dim)
-
-
-def tile_width(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> int:
-    """Tokens of a tile, for sequences of about ``tokens`` tokens each: a power of two, whose
-    product with the padded group of query heads is 16 (a tensor-core tile) to 128.
-
-    float32 has no tensor cores here and stops at 32, or its products fill the register file.
-    """
-    group = triton.next_power_of_2(heads // kv_heads)
-    most = max(1, (32 if dtype == torch.float32 else 128) // group)
-    return max(1, 16 // group, min(triton.next_power_of_2(max(1, tokens)), most))
 
 
 def paged_attention(
@@ -257,7 +246,9 @@ def paged_attention(
     group = triton.next_power_of_2(heads // kv_heads)
     rows = tiles.width * group
     dim_p = max(16, triton.next_power_of_2(dim))
-    wide = q.dtype == torch.float32 or dim_p > 128
+    block_n = 64
+    if q.dtype == torch.float32 or dim_p > 128:
+        block_n = 32 if dim_p <= 64 else 16
     order = tiles.order
     suffix = batch.suffix_slots if batch.suffix_lens is not None else None
     _attention_kernel[(tiles.seq.shape[0], kv_heads, splits)](
@@ -276,6 +267,7 @@ def paged_attention(
         batch.context_lens if suffix is None else batch.suffix_lens,
         scale * _LOG2E,
         tokens,
+        max(split, 0),
         batch.block_tables.stride(0),
         0 if suffix is None else suffix.stride(0),
         heads,
@@ -285,9 +277,8 @@ def paged_attention(
         dim_p,
         tiles.width,
         rows,
-        32 if wide else 64,
+        block_n,
         page,
-        max(split, 1),
         direct,
         order is not None,
         suffix is not None,
@@ -300,10 +291,10 @@ def paged_attention(
             out,
             batch.context_lens,
             tokens,
+            split,
             heads,
             dim,
             dim_p,
-            split,
             REDUCED_TOGETHER,
             num_warps=4 if dim_p > 64 else 2,
         )

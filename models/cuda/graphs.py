@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from models.cuda.attention import tile_width
 from models.cuda.capture import GraphOptions, GraphPool, bucket_of
 from models.cuda.inputs import expand_rows
 from models.cuda.noise import choose, top_scores
 from models.cuda.staging import Field, Staging
-from models.cuda.tiles import StaticBatch, fixed_tiles
+from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.errors import ConfigError

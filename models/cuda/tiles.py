@@ -65,3 +65,19 @@ def tiles_of(seqs: torch.Tensor, rows: int, width: int) -> Tiles:
     length = (counts[seq] - offset).clamp_(min=0, max=width)
     start = first[seq] + offset
     return Tiles(seq.int(), start.int(), length.int(), width, order.int())
+
+
+def tile_width(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> int:
+    """Tokens of a tile, for sequences of about ``tokens`` tokens each: a power of two, whose
+    product with the padded group of query heads is 16 (a tensor-core tile) to 128.
+
+    float32 has no tensor cores here and stops at 32, or its products fill the register file.
+    """
+    group = _power_of_two(heads // kv_heads)
+    most = max(1, (32 if dtype == torch.float32 else 128) // group)
+    return max(1, 16 // group, min(_power_of_two(tokens), most))
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest that is at least n."""
+    return 1 << max(0, n - 1).bit_length()

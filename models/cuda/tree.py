@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from models.cuda.attention import tile_width
 from models.cuda.capture import GraphOptions, GraphPool, bucket_of
 from models.cuda.graphs import head_logits
 from models.cuda.inputs import expand_tree
 from models.cuda.noise import choose
 from models.cuda.staging import Field, Staging
-from models.cuda.tiles import StaticBatch, fixed_tiles
+from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.errors import ConfigError

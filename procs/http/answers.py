@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -63,8 +64,7 @@ class Answers:
         self._open = set(range(len(self.answers)))
         self._failed = False
         self._histograms = histograms
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + timeout if timeout else None
+        self._deadline = asyncio.get_running_loop().time() + timeout if timeout else None
         self._last_time = [0.0] * len(self.answers)
         self._items: asyncio.Queue[tuple[int, Chunk | SsdPipeError]] = asyncio.Queue()
         # They cancel themselves when they are dropped, should a prompt below not fit.
@@ -139,7 +139,10 @@ class Answers:
             self._items.put_nowait((index, error))
 
     def _take(self, index: int, chunk: Chunk) -> None:
-        answer, now = self.answers[index], self._loop.time()
+        answer, now = (
+            self.answers[index],
+            time.monotonic(),
+        )  # uvloop's own clock counts milliseconds
         if chunk.token_ids:
             if last := self._last_time[index]:
                 self._histograms.tokens(len(chunk.token_ids), now - last)

@@ -29,7 +29,7 @@ def build(service: Service) -> Litestar:
     """The application of one gateway. Only /v1 asks for the API key."""
     gateway = service.config.gateway
     key = api_key(gateway)
-    return Litestar(
+    app = Litestar(
         route_handlers=[
             Router(
                 "/v1",
@@ -52,13 +52,15 @@ def build(service: Service) -> Litestar:
         request_max_body_size=gateway.max_body_bytes,
         logging_config=None,
     )
+    openapi.describe_bodies(app)
+    return app
 
 
 def require(key: str) -> Guard:
     """A guard that refuses requests without ``key`` as bearer token."""
     expected = key.encode()
 
-    def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         # Compared in constant time; header values are latin-1.
         same = hmac.compare_digest(token.strip().encode("latin-1"), expected)

@@ -36,7 +36,7 @@ class ApiError(SsdPipeError):
     """
 
     def __init__(self, status: int, message: str, field: str = "", code: str = "") -> None:
-        super().__init__(message)
+        super().__init__(f"{field}: {message}" if field else message)
         self.status = status
         self.field = field
         self.code = code
@@ -49,6 +49,8 @@ def describe(error: Exception) -> tuple[int, ErrorBody]:
         status, message, field, code = error.status, str(error), error.field, error.code
     elif isinstance(error, RequestError):
         status, message, field = error.code, str(error), error.field
+        if field in _FIELDS:
+            message = message.replace(f"{field}:", f"{_FIELDS[field]}:", 1)
     elif isinstance(error, SsdPipeError):  # PeerLost, mostly; its text names local paths
         status, message = 503, "the pipeline does not answer"
     elif isinstance(error, HTTPException):

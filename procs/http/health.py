@@ -10,7 +10,7 @@ from ipc.messages import ProcessState, StatusReply
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.errors import SsdPipeError
 
-DEADLINE = 4.0  # seconds the pipeline may take to say how it is
+DEADLINE = 3.0  # seconds the pipeline may take to say how it is
 FRESH = 0.9  # seconds; an older state than this is a scheduler's that did not answer
 
 

@@ -12,6 +12,7 @@ from ipc.messages import StatusReply
 from procs.http.request_metrics import ENGINE, LABELS, RequestHistograms
 
 Values = dict[str, float]
+Labelled = tuple[str, str, dict[str, str]]  # label, help, value of the label -> counter
 
 GAUGES = {
     "vllm:num_requests_running": ("running", "Requests that are running."),
@@ -36,7 +37,7 @@ COUNTERS = {
     "ssd_pipe:rejected_requests": ("frontend_rejected", "Requests that were refused."),
     "ssd_pipe:lost_clients": ("frontend_lost_clients", "Clients that left with open requests."),
 }
-LABELLED = {
+LABELLED: dict[str, Labelled] = {
     "ssd_pipe:backups": (
         "kind",
         "Chains made after a miss, by what made them.",
@@ -98,7 +99,9 @@ class PipelineCollector(Collector):
             if source in values:
                 yield self._counter(name, text, "", [("", values[source])])
         for name, (label, text, sources) in LABELLED.items():
-            found = [(value, values[key]) for value, key in sources.items() if key in values]
+            found: list[tuple[str, float]] = [
+                (value, values[key]) for value, key in sources.items() if key in values
+            ]
             if found:
                 yield self._counter(name, text, label, found)
         for name, (prefix, text) in BY_LENGTH.items():
@@ -127,7 +130,7 @@ class PipelineCollector(Collector):
 
 def numbered(values: Values, prefix: str) -> list[float]:
     """``prefix0``, ``prefix1``, ... as far as they go."""
-    found = []
+    found: list[float] = []
     while (key := f"{prefix}{len(found)}") in values:
         found.append(values[key])
     return found

@@ -7,7 +7,9 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
+from litestar import Litestar
 from litestar.openapi import OpenAPIConfig
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import SwaggerRenderPlugin
 from litestar.openapi.spec import (
     Components,
@@ -19,6 +21,7 @@ from litestar.openapi.spec import (
     SecurityScheme,
 )
 
+from procs.http.responses import ErrorBody
 from procs.http.schemas import ChatRequest, CompletionRequest
 
 REFERENCE = "#/components/schemas/{name}"
@@ -40,6 +43,18 @@ def _body(kind: type) -> RequestBody:
     return RequestBody(content={"application/json": OpenAPIMediaType(reference)}, required=True)
 
 
+def answers(kind: type) -> dict[int, ResponseSpec]:
+    """What a generating route may answer."""
+    texts = {400: "invalid", 401: "no valid API key", 404: "unknown model", 413: "too large"}
+    texts |= {429: "too many requests", 503: "the pipeline cannot serve", 504: "out of time"}
+    errors = {
+        status: ResponseSpec(ErrorBody, description=text, generate_examples=False)
+        for status, text in texts.items()
+    }
+    whole = ResponseSpec(kind, description="the whole answer", generate_examples=False)
+    return {200: whole, **errors}
+
+
 @dataclass
 class CompletionOperation(Operation):
     """``POST /v1/completions``."""
@@ -58,16 +73,21 @@ class ChatOperation(Operation):
 
 def description() -> OpenAPIConfig:
     """Served under /schema, as JSON under /schema/openapi.json."""
-    _, components = msgspec.json.schema_components(
-        [CompletionRequest, ChatRequest], ref_template=REFERENCE
-    )
     return OpenAPIConfig(
         title="ssd-pipe",
         version=version("ssd-pipe"),
         path="/schema",
         render_plugins=[SwaggerRenderPlugin()],
         components=Components(
-            schemas={name: JsonSchema(content=s) for name, s in components.items()},
-            security_schemes={"api_key": SecurityScheme(type="http", scheme="bearer")},
+            security_schemes={"api_key": SecurityScheme(type="http", scheme="bearer")}
         ),
     )
+
+
+def describe_bodies(app: Litestar) -> None:
+    """Put the schemas that ``_body`` refers to beside those that the framework made."""
+    _, schemas = msgspec.json.schema_components(
+        [CompletionRequest, ChatRequest], ref_template=REFERENCE
+    )
+    described = app.openapi_schema.components.schemas
+    described.update({name: JsonSchema(content=s) for name, s in schemas.items()})

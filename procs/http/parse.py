@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fi
 TEMPERATURE = 1.0  # OpenAI's default
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 PARTS_JOINT = "\n"
+UNSUPPORTED = "is not supported by this server"
+
+_PLACE = re.compile(r"(.*) - at `(?:key` in `)?\$([^`]*)`", re.DOTALL)
 
 Wanted = TypeVar("Wanted", CompletionRequest, ChatRequest)
 
@@ -133,9 +137,7 @@ def _refuse_unless_neutral(name: str, value: Any) -> None:
     # By type too: False asks for no logprobs, 0 for those of the chosen tokens.
     neutral = any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ()))
     if value is not None and not neutral:
-        raise ApiError(
-            400, f"{name} is not supported by this server", name, "unsupported_parameter"
-        )
+        raise ApiError(400, UNSUPPORTED, name, "unsupported_parameter")
 
 
 def _message(index: int, message: RequestMessage) -> ChatMessage:
@@ -146,7 +148,7 @@ def _message(index: int, message: RequestMessage) -> ChatMessage:
         raise ApiError(400, f"{message.role!r} is none of {known}", f"{where}.role")
     for name in ("tool_calls", "function_call", "audio"):
         if getattr(message, name):
-            raise ApiError(400, f"{name} is not supported by this server", f"{where}.{name}")
+            raise ApiError(400, UNSUPPORTED, f"{where}.{name}")
     content = message.content
     if content is None:
         raise ApiError(400, "must be a text or a list of text parts", f"{where}.content")
@@ -164,11 +166,12 @@ def _text(part: ContentPart, where: str) -> str:
 
 
 def _explain(error: msgspec.ValidationError) -> ApiError:
-    text, _, path = str(error).partition(" - at `$")
-    field = path.rstrip("`").lstrip(".").replace("[...]", "")
+    found = _PLACE.fullmatch(str(error))
+    text, path = found.groups() if found else (str(error), "")
+    field = path.replace("[...]", "").replace("[", ".").replace("]", "").lstrip(".")
     if "`" in text and text.startswith(("Object contains unknown field", "Object missing")):
         name = text.split("`")[1]
         field = f"{field}.{name}" if field else name
         missing = text.startswith("Object missing")
         text = "is required" if missing else "is not a field of this API"
-    return ApiError(400, f"{field or 'the body'}: {text}", field)
+    return ApiError(400, text, field)

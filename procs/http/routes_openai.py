@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 from litestar import Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, RawBody
 from litestar.response import Stream
 
 from procs.http import openapi, parse
@@ -22,9 +24,14 @@ from procs.http.sse import stream, unless_gone
 HttpRequest = Request[Any, Any, Any]
 
 
-@post("/completions", operation_class=openapi.CompletionOperation, status_code=200)
+@post(
+    "/completions",
+    operation_class=openapi.CompletionOperation,
+    responses=openapi.answers(Completion),
+    status_code=200,
+)
 async def completions(
-    request: HttpRequest, body: bytes, service: Service
+    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
 ) -> Response[Completion] | Stream:
     """Continue a text; with ``stream``, as server-sent events."""
     _check_media_type(request)
@@ -50,9 +57,14 @@ async def completions(
     return Response(await _whole(request, answers, renderer))
 
 
-@post("/chat/completions", operation_class=openapi.ChatOperation, status_code=200)
+@post(
+    "/chat/completions",
+    operation_class=openapi.ChatOperation,
+    responses=openapi.answers(ChatCompletion),
+    status_code=200,
+)
 async def chat_completions(
-    request: HttpRequest, body: bytes, service: Service
+    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
 ) -> Response[ChatCompletion] | Stream:
     """Answer a conversation; with ``stream``, as server-sent events."""
     _check_media_type(request)
@@ -75,13 +87,13 @@ async def chat_completions(
 
 
 @get("/models")
-async def models(service: Service) -> ModelList:
+async def models(service: NamedDependency[Service]) -> ModelList:
     """The one model that is served."""
     return ModelList(data=[_card(service)])
 
 
 @get("/models/{name:path}")
-async def model(name: str, service: Service) -> ModelCard:
+async def model(name: FromPath[str], service: NamedDependency[Service]) -> ModelCard:
     """The served model, by any of its names."""
     service.check_model(name.removeprefix("/"))
     return _card(service)

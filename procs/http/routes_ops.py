@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import msgspec
 from litestar import Response, get
+from litestar.di import NamedDependency
 from litestar.response import Redirect
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -15,7 +16,7 @@ from procs.http.metrics import exposition
 from procs.http.service import Service
 from ssd_pipe.errors import SsdPipeError
 
-SCRAPE_DEADLINE = 4.0  # seconds
+SCRAPE_DEADLINE = 3.0  # seconds
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -23,7 +24,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 @get("/health")
-async def health(service: Service) -> Response[Health]:
+async def health(service: NamedDependency[Service]) -> Response[Health]:
     """200 when the pipeline can serve; 503 with the reason when it cannot."""
     if service.stopping:
         found = Health(status="unavailable", reason=f"stopping: {service.stopping}")
@@ -33,7 +34,7 @@ async def health(service: Service) -> Response[Health]:
 
 
 @get("/metrics", media_type=CONTENT_TYPE_LATEST)
-async def metrics(service: Service) -> bytes:
+async def metrics(service: NamedDependency[Service]) -> bytes:
     """Prometheus metrics; without an answer of the pipeline, ``ssd_pipe:up`` is 0."""
     reply = None
     try:

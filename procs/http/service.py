@@ -56,7 +56,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not the served one; None is."""
         if name is not None and name not in self._names:
-            reason = f"the model {name!r} does not exist, this server has {self.model_name!r}"
+            reason = f"{name!r} does not exist, this server has {self.model_name!r}"
             raise ApiError(404, reason, "model", "model_not_found")
 
     def check_serving(self) -> None:

@@ -60,7 +60,8 @@ def _join(config: PipelineConfig) -> RunDir:
     run = config.run
     if "SSD_SUPERVISOR_PID" in os.environ:
         return RunDir.open(run.shm_dir, run.name)
-    needed = shared_bytes(config, check_models(config))
+    sizes = check_models(config)
+    needed = shared_bytes(config, sizes.vocab_size, sizes.max_model_len)
     return RunDir.create_or_open(run.shm_dir, run.name, needed)
 
 

@@ -109,6 +109,11 @@ class RoundPlanner:
             self.acceptance.per_position(), len(request.chain), self.times.verify, step
         )
 
+    def announce_wait(self, waits: bool) -> None:
+        """Let the draft know that someone sleeps until the next depth."""
+        if self._cache is not None:
+            self._cache.reader_waits = waits
+
     def deepen(self, request: Request) -> bool:
         """Take what has become ready of a hit's chain since; True if it grew."""
         if self._cache is None or request.entry < 0:

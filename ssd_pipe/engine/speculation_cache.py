@@ -30,6 +30,7 @@ from ssd_pipe.errors import ConfigError, ResourceError
 
 _MAGIC = 0x5353445043414331
 _HEADER_BYTES = 64
+_WAITS = 4  # header word of ``reader_waits``; before it stand the label and the shape
 _RETRIES = 200
 _NO_OUTCOME = -1
 _BRANCHES, _CHAIN = 0, 1
@@ -126,6 +127,7 @@ class SpeculationCache:
             raise ResourceError(
                 f"speculation cache: buffer does not hold one of slots, entries, k = {shape}"
             )
+        self._header = header
         self._sequence = [memoryview(s["sequence"]) for s in body]
         self._hash = [s["hash"] for s in body]
         self._outcome = [s["outcome"] for s in body]
@@ -139,6 +141,20 @@ class SpeculationCache:
         for views in (self._hash, self._outcome, self._depth, self._tokens, self._probs):
             views.clear()
         self._sequence.clear()
+        self._header.release()
+
+    @property
+    def reader_waits(self) -> bool:
+        """The reader sleeps until more of a chain is ready: tell it of the next depth.
+
+        The flag and a depth are looked at in opposite order by the two sides, and without a fence
+        each can miss the other; so the reader must not sleep on it without a timeout.
+        """
+        return bool(self._header[_WAITS])
+
+    @reader_waits.setter
+    def reader_waits(self, waits: bool) -> None:
+        self._header[_WAITS] = int(waits)
 
     # ------------------------------------------------------------------ writer
 

@@ -6,6 +6,7 @@ Every tensor-parallel rank runs the same plans; rank 0 has the logits and judges
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,7 +29,7 @@ class SlotState:
     """What the target keeps of one running sequence."""
 
     key: NoiseKey
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("i"))
 
 
 @dataclass(slots=True)

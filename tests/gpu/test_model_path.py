@@ -16,6 +16,7 @@ if find_spec("triton") is None:
 
 from bench import gpu_checks
 from bench.gpu_common import Report
+from bench.gpu_graph_checks import check_graphs
 from models.backends import make_backend
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.cuda.graphs import GraphRunner, StepRow
@@ -29,7 +30,7 @@ from models.parallel import TensorParallel
         gpu_checks.check_kernels,
         gpu_checks.check_attention,
         gpu_checks.check_models,
-        gpu_checks.check_graphs,
+        check_graphs,
     ],
 )
 def test_every_error_is_within_its_limit(section: Callable[[Report], None], tmp_path: Path) -> None:

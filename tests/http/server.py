@@ -1,0 +1,142 @@
+"""Gateways for tests: before a whole pipeline of tiny models, or before a played scheduler."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from procs import gateway
+from procs.liveness import StopFlag
+from procs.runtime import Runtime
+from ssd_pipe.config import GatewaySection
+from ssd_pipe.config_load import load
+from ssd_pipe.supervisor import Supervisor
+from tests.frontend_peer import TEMPLATE, Pipeline
+from tests.pipelines import byte_model
+
+KEY = "sesame"
+WAIT = 30.0
+
+
+class Reply:
+    """A whole HTTP response."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.body = response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        return error
+
+
+class Server:
+    """Where a gateway listens, and plain HTTP to it."""
+
+    def __init__(self, url: str, key: str = "") -> None:
+        self.url = url
+        parts = urlsplit(url)
+        self._place = (parts.hostname or "", parts.port or 0)
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(*self._place, timeout=WAIT)
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> http.client.HTTPConnection:
+        """Send a request and read nothing; an empty header is left out."""
+        connection = self.connection()
+        given = self._headers | {k.replace("_", "-"): v for k, v in headers.items()}
+        connection.request(method, path, body, {k: v for k, v in given.items() if v})
+        return connection
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Reply:
+        """Send a request, read the response."""
+        with contextlib.closing(self.send(method, path, body, **headers)) as connection:
+            return Reply(connection.getresponse())
+
+    def post(self, path: str, **fields: Any) -> Reply:
+        return self.ask("POST", path, json.dumps(fields).encode())
+
+
+@contextlib.contextmanager
+def whole_pipeline(folder: Path, **settings: Any) -> Iterator[tuple[Supervisor, Server]]:
+    """A real pipeline of byte models with a gateway, as ``ssd-pipe up --http`` starts it."""
+    models = {role: byte_model(folder, role, seed=1) for role in ("target", "draft")}
+    (models["target"] / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    ready_file = folder / "ready.json"
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="t-") as shm_dir:
+        values = {
+            "target.model": str(models["target"]),
+            "draft.model": str(models["draft"]),
+            "target.threads": 1,
+            "run.shm_dir": shm_dir,
+            "run.log_dir": str(folder / "logs"),
+            "run.log_level": "info",
+            "gateway.enabled": True,
+            "gateway.port": 0,
+        }
+        supervisor = Supervisor(load(None, values | settings), ready_file=ready_file)
+        with supervisor:
+            url = json.loads(ready_file.read_text())["http"]
+            yield supervisor, Server(url, settings.get("gateway.api_key", ""))
+
+
+class _Told(Runtime):
+    """A runtime outside any group, that keeps what the gateway reports."""
+
+    facts: dict[str, int]
+
+    def ready(self, facts: dict[str, int]) -> dict[str, int]:
+        self.facts = facts
+        self.told.set()
+        return super().ready(facts)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.told = threading.Event()
+
+
+@contextlib.contextmanager
+def gateway_before(pipeline: Pipeline, **settings: Any) -> Iterator[tuple[StopFlag, Server]]:
+    """A gateway on a thread, before the frontend of a ``tests.frontend_peer`` pipeline."""
+    section = GatewaySection(enabled=True, port=0, **settings)
+    config = msgspec.structs.replace(pipeline.config, gateway=section)
+    stopping = StopFlag()
+    log = pipeline.log
+    runtime = _Told("gateway", 0, config, pipeline.rundir, log, stopping, 1)
+    thread = threading.Thread(target=gateway.run, args=(runtime,), daemon=True)
+    thread.start()
+    try:
+        assert runtime.told.wait(WAIT)
+        yield stopping, Server(f"http://127.0.0.1:{runtime.facts['port']}")
+    finally:
+        stopping.set("SIGTERM")
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = WAIT) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
