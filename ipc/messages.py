@@ -74,10 +74,33 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float | None = None
 
 
-class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
-    """New text of one request. Texts concatenate to the decoded answer.
+class Alternative(msgspec.Struct, frozen=True, array_like=True):
+    """A token that could have been chosen. ``data`` is its text, which may be part of a character."""
 
-    ``finish_reason`` is set on the last chunk: "stop", "length", or "cancelled".
+    token_id: int
+    logprob: float
+    data: bytes
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A chosen token's natural-log probability under the target's unmodified distribution.
+
+    ``rank`` is 1 for the most likely token; ``top`` are the most likely ones, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    data: bytes
+    top: tuple[Alternative, ...] = ()
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
+    """New text of one answer. Texts of an ``index`` concatenate to the decoded answer.
+
+    ``finish_reason`` is set on an answer's last chunk: "stop", "length", or "cancelled".
+    ``logprobs``, where asked for, has one entry per token id. ``index`` numbers the answers of a
+    request with n > 1.
     """
 
     id: str
@@ -85,6 +108,8 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     token_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     metrics: RequestMetrics | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    index: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", kw_only=True):
@@ -202,7 +227,10 @@ HubMessage = Welcome | Refused | Beat | Shutdown | GroupReady
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add", array_like=True):
-    """A validated, tokenized request. ``stop_ids`` holds every id that ends it (EOS included)."""
+    """A validated, tokenized request. ``stop_ids`` holds every id that ends it (EOS included).
+
+    ``logprobs``: most likely tokens to report at each position, -1 for no logprobs at all.
+    """
 
     rid: int
     tokens: list[int]
@@ -210,10 +238,12 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", array_like=True):
     key: NoiseKey
     stop_ids: list[int]
     arrived_ns: int
+    logprobs: int = -1
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort", array_like=True):
-    """Drop a request. ``reason`` "stop" (stop text seen) or "cancelled"; nothing is answered."""
+    """Drop a request. ``reason`` "cancelled": nothing is answered. "stop" (a stop text was seen):
+    answered by a last TokensOut without tokens, unless the request had finished before."""
 
     rid: int
     reason: str = "cancelled"
@@ -242,10 +272,20 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     cached_prompt_tokens: int = 0
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability and rank of a chosen token, and the most likely tokens with theirs."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
 class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     """New tokens of one request, in order; ``finish`` is "", "stop" or "length".
 
-    ``accepted`` of these came from the draft's chain (they are the first ones).
+    ``accepted`` of these came from the draft's chain (they are the first ones). ``logprobs``: one
+    per token, or none.
     """
 
     rid: int
@@ -253,6 +293,7 @@ class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     accepted: int
     finish: str = ""
     stats: RequestStats | None = None
+    logprobs: list[Logprobs] = []
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected", array_like=True):
@@ -278,11 +319,17 @@ FromScheduler = TokensOut | Rejected | SchedulerStats
 
 
 class SeqStart(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence takes ``slot``; its block table there starts empty."""
+    """A sequence takes ``slot``; its block table there starts empty.
+
+    ``tokens``: those whose K/V the prefix cache had, where ``key.processors`` look at tokens; no
+    row brings them. ``logprobs``: as in AddRequest.
+    """
 
     rid: int
     slot: int
     key: NoiseKey
+    tokens: list[int] = []
+    logprobs: int = -1
 
 
 class StepRow(msgspec.Struct, frozen=True, array_like=True):
@@ -320,10 +367,16 @@ TargetMessage = StepPlan | Halt
 
 
 class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """Outcome (k, t*) of one sampled row, in the order of the plan's sampled rows."""
+    """Outcome (k, t*) of one sampled row, in the order of the plan's sampled rows.
+
+    ``logprobs``, where asked for, are those of the k accepted tokens and of t*. ``failure``, if not
+    empty, says why the row's request cannot go on; nothing was chosen then.
+    """
 
     accepted: int
     token: int
+    logprobs: list[Logprobs] = []
+    failure: str = ""
 
 
 class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):

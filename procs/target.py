@@ -14,7 +14,7 @@ from ipc.doorbell import Doorbell
 from ipc.handover import Handover
 from ipc.messages import Halt, StepPlan, StepResult, TargetMessage
 from models.parallel import TensorParallel
-from models.registry import load_model
+from models.registry import load_model, resolve_device
 from procs import channels
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import Dimensions, dimensions

@@ -18,7 +18,7 @@ from ssd_pipe.config_load import (
 )
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import MIB, shared_bytes
-from ssd_pipe.threads import THREAD_VARIABLES, thread_count, thread_environment
+from ssd_pipe.threads import SPIN_COUNT, THREAD_VARIABLES, thread_count, thread_environment
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -140,7 +140,7 @@ def test_every_setting_can_be_set_by_its_dotted_name() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "cores", "target", "draft"),
-    [("ssd", 1, 1, 1), ("ssd", 2, 2, 1), ("ssd", 8, 6, 2), ("sd", 8, 8, 8), ("ar", 4, 4, 4)],
+    [("ssd", 1, 1, 1), ("ssd", 2, 1, 1), ("ssd", 8, 6, 2), ("sd", 8, 8, 8), ("ar", 4, 4, 4)],
 )
 def test_cores_are_split_by_mode(mode: str, cores: int, target: int, draft: int) -> None:
     config = load(None, {"mode": mode})
@@ -162,7 +162,7 @@ def test_threads_of_the_user_stay_unless_the_config_says_otherwise(
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert "OMP_NUM_THREADS" not in thread_environment(load(None, {}), "target")
     asked = thread_environment(load(None, {"target.threads": 3}), "target")
-    assert asked == dict.fromkeys(THREAD_VARIABLES, "3")
+    assert asked == dict.fromkeys(THREAD_VARIABLES, "3") | {"GOMP_SPINCOUNT": SPIN_COUNT}
 
 
 def test_footprint_grows_by_the_handover_of_the_rejection_rule_only() -> None:
