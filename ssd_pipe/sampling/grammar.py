@@ -1,0 +1,105 @@
+"""Structured output: which tokens a grammar allows next, by llguidance.
+
+Target and draft each keep a matcher per sequence, advanced by committed tokens only. Positions
+along a chain or a branch are looked at with copies of it, which are cheap, so nothing has to be
+taken back when a proposal is rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+import llguidance
+
+from models.config import ModelConfig
+from ssd_pipe.text.tokenizer import Tokenizer
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, on a thread, while the prompt is being read.
+
+    Args:
+        tokenizer: makes llguidance's view of the tokenizer; called with the first grammar (a
+            second or so, during which this process does nothing else).
+    """
+
+    def __init__(self, tokenizer: Callable[[], llguidance.LLTokenizer]) -> None:
+        self._load = tokenizer
+
+    @classmethod
+    def of_model(cls, folder: Path, vocab_size: int) -> Grammars:
+        """For the model in ``folder``; masks are ``vocab_size`` wide."""
+
+        def load() -> llguidance.LLTokenizer:
+            file = folder / "tokenizer.json"
+            source = str(file) if file.is_file() else Tokenizer.load(folder).backend.to_str()
+            eos = list(ModelConfig.from_folder(folder).eos_ids)
+            return llguidance.LLTokenizer(source, n_vocab=vocab_size, eos_token=eos)
+
+        return cls(load)
+
+    def start(self, grammar: str) -> GrammarState:
+        """The state before the first token; does not wait for the compiler."""
+        return GrammarState(self._pool.submit(self._compile, grammar))
+
+    def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+
+    @cached_property
+    def _tokenizer(self) -> llguidance.LLTokenizer:
+        return self._load()
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "grammar")
+
+
+class GrammarState:
+    """One sequence's place in its grammar.
+
+    Attributes:
+        failure: why there is none any more (the grammar is too complex, say); empty if all is well.
+    """
+
+    def __init__(self, matcher: Future[llguidance.LLMatcher]) -> None:
+        self._coming = matcher
+        self.failure = ""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Tokens of output have been added."""
+        matcher = self._matcher
+        if not self.failure and tokens and not matcher.consume_tokens(list(tokens)):
+            self.failure = _first_line(matcher.get_error())
+
+    def mask(self, suffix: Sequence[int]) -> bytes | None:
+        """The tokens allowed after the committed ones and ``suffix``, a bit each, lowest first.
+
+        None where ``suffix`` does not fit the grammar: no such text will be, so anything goes.
+        """
+        matcher = self._matcher
+        if self.failure:
+            return None
+        if suffix:
+            matcher = matcher.deep_copy()
+            if matcher.try_consume_tokens(list(suffix)) < len(suffix):
+                return None
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            if not suffix:
+                self.failure = _first_line(matcher.get_error())
+            return None
+        return mask
+
+    @property
+    def _matcher(self) -> llguidance.LLMatcher:
+        matcher = self._coming.result()
+        if not self.failure and matcher.is_error():
+            self.failure = _first_line(matcher.get_error())
+        return matcher
+
+
+def _first_line(error: str) -> str:
+    return (error.strip().splitlines() or ["unknown error"])[0]

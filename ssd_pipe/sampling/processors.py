@@ -1,0 +1,269 @@
+"""Logit bias, min_tokens, penalties and grammar, at any place of a chain or branch.
+
+A row of logits belongs to a sequence and to the tokens supposed to follow its committed ones. The
+order is that of vLLM's v1 sampler: bias, then stop ids under min_tokens, then penalties
+(repetition over prompt and output; frequency and presence over the output), all before the
+temperature; the grammar's mask may come at any time. Only the few tokens that change are touched.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ssd_pipe.params import Processors
+from ssd_pipe.sampling.grammar import Grammars, GrammarState
+
+NEG_INF = float("-inf")
+
+
+class SequenceRules:
+    """The processors of one sequence and what they need to know of its committed tokens.
+
+    Attributes:
+        settings: what is to be done.
+        length: committed tokens, prompt included.
+        grammar: its place in the grammar, None without one.
+    """
+
+    def __init__(self, settings: Processors, grammars: Grammars | None) -> None:
+        self.settings = settings
+        self.length = 0
+        self.grammar: GrammarState | None = None
+        self.failure = ""
+        if settings.grammar and grammars is not None:
+            self.grammar = grammars.start(settings.grammar)
+        elif settings.grammar:
+            self.failure = "this process has no grammars"
+        self._counts = TokenCounts()
+        self._bias_ids = np.array([t for t, _ in settings.logit_bias], np.int64)
+        self._bias = np.array([value for _, value in settings.logit_bias], np.float32)
+        self._stops = np.array(settings.stop_ids, np.int64)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take in the tokens that follow the first ``length``."""
+        settings = self.settings
+        prompt = max(0, min(len(tokens), settings.prompt_len - self.length))
+        output = tokens[prompt:]
+        self.length += len(tokens)
+        if settings.penalises:
+            if settings.repetition_penalty != 1:
+                self._counts.add(tokens[:prompt], 0)
+            self._counts.add(output, 1)
+        if self.grammar is not None and output:
+            self.grammar.commit(output)
+            self.failure = self.grammar.failure
+
+    def collect(self, edits: Edits, row: int, suffix: Sequence[int], masked: bool = True) -> None:
+        """Add to ``edits`` what happens to logits ``row``, which follows ``suffix``."""
+        settings = self.settings
+        if settings.logit_bias:
+            edits.bias(row, self._bias_ids, self._bias)
+        if self.length - settings.prompt_len + len(suffix) < settings.min_tokens:
+            edits.ban(row, self._stops)
+        if settings.penalises:
+            edits.penalise(row, *self._counts.after(suffix), settings)
+        if masked and self.grammar is not None:
+            mask = self.grammar.mask(suffix)
+            self.failure = self.grammar.failure
+            if mask is not None:
+                edits.mask(row, mask)
+
+
+class TokenCounts:
+    """Distinct tokens of a text and how often each occurs in its output part."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, int] = {}
+        self._ids = np.empty(64, np.int64)
+        self._counts = np.zeros(64, np.float32)
+
+    def add(self, tokens: Sequence[int], times: int) -> None:
+        """Count each of ``tokens`` ``times``; 0 makes them known only."""
+        for token in tokens:
+            at = self._at.get(token)
+            if at is None:
+                at = self._at[token] = len(self._at)
+                if at == len(self._ids):
+                    self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+                    self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+                self._ids[at] = token
+            self._counts[at] += times
+
+    def after(self, suffix: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids int64 [D], output counts float32 [D]) with the output ``suffix`` added."""
+        known = len(self._at)
+        ids, counts = self._ids[:known], self._counts[:known]
+        if not suffix:
+            return ids, counts
+        counts = counts.copy()
+        new: dict[int, int] = {}
+        for token in suffix:
+            at = self._at.get(token)
+            if at is None:
+                new[token] = new.get(token, 0) + 1
+            else:
+                counts[at] += 1
+        if new:
+            ids = np.append(ids, np.fromiter(new.keys(), np.int64))
+            counts = np.append(counts, np.fromiter(new.values(), np.float32))
+        return ids, counts
+
+
+class Edits:
+    """Changes to single logits of a batch [N, V], gathered row by row and made all at once."""
+
+    def __init__(self) -> None:
+        self._biases: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self._bans: list[tuple[int, np.ndarray]] = []
+        self._penalties: list[tuple[int, np.ndarray, np.ndarray, Processors]] = []
+        self._masks: list[tuple[int, bytes]] = []
+
+    def bias(self, row: int, ids: np.ndarray, values: np.ndarray) -> None:
+        """Add ``values`` to the logits of distinct ``ids``."""
+        self._biases.append((row, ids, values))
+
+    def ban(self, row: int, ids: np.ndarray) -> None:
+        """Make ``ids`` impossible."""
+        self._bans.append((row, ids))
+
+    def penalise(
+        self, row: int, ids: np.ndarray, counts: np.ndarray, settings: Processors
+    ) -> None:
+        """Penalise distinct ``ids``, which occur ``counts`` times in the output."""
+        self._penalties.append((row, ids, counts, settings))
+
+    def mask(self, row: int, allowed: bytes) -> None:
+        """Make everything impossible whose bit in ``allowed`` is not set."""
+        self._masks.append((row, allowed))
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Make the changes in float32 [N, V]. Ids beyond V are ignored."""
+        if self._biases:
+            places = _Places.of([(r, ids) for r, ids, _ in self._biases], logits)
+            values = np.concatenate([v for *_, v in self._biases])
+            places.put(places.take() + places.tensor(values))
+        if self._bans:
+            _Places.of(self._bans, logits).put(NEG_INF)
+        if self._penalties:
+            self._penalise(logits)
+        if self._masks:
+            self._mask(logits)
+
+    def _penalise(self, logits: torch.Tensor) -> None:
+        places = _Places.of([(r, ids) for r, ids, *_ in self._penalties], logits)
+        sizes = [len(ids) for _, ids, *_ in self._penalties]
+        rules = [rules for *_, rules in self._penalties]
+
+        def spread(values: list[float]) -> torch.Tensor:
+            return places.tensor(np.repeat(np.array(values, np.float32), sizes))
+
+        counts = places.tensor(np.concatenate([c for _, _, c, _ in self._penalties]))
+        repetition = spread([r.repetition_penalty for r in rules])
+        x = places.take()
+        x = torch.where(x > 0, x / repetition, x * repetition)
+        x = x - spread([r.frequency_penalty for r in rules]) * counts
+        x = x - spread([r.presence_penalty for r in rules]) * (counts > 0)
+        places.put(x)
+
+    def _mask(self, logits: torch.Tensor) -> None:
+        device, vocab = logits.device, logits.shape[1]
+        packed = np.stack([np.frombuffer(mask, np.uint8) for _, mask in self._masks])
+        bits = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=device)
+        allowed = torch.from_numpy(packed).to(device)[:, :, None].bitwise_and(bits).ne(0)
+        allowed = allowed.flatten(1)[:, :vocab]
+        # Of a cut vocabulary nothing may be left; the target will have the say.
+        allowed |= ~allowed.any(dim=1, keepdim=True)
+        rows = torch.tensor([row for row, _ in self._masks], device=device)
+        logits[rows] = logits[rows].masked_fill(~allowed, NEG_INF)
+
+
+class _Places(NamedTuple):
+    """Single logits of a batch; ``kept`` are the given ones whose id is below V."""
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    ids: torch.Tensor
+    kept: np.ndarray | None
+
+    @classmethod
+    def of(cls, where: Sequence[tuple[int, np.ndarray]], logits: torch.Tensor) -> _Places:
+        rows = np.repeat([row for row, _ in where], [len(ids) for _, ids in where])
+        ids = np.concatenate([ids for _, ids in where])
+        kept = None
+        inside = ids < logits.shape[1]
+        if not inside.all():
+            kept, rows, ids = inside, rows[inside], ids[inside]
+        device = logits.device
+        return cls(
+            logits, torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device), kept
+        )
+
+    def tensor(self, values: np.ndarray) -> torch.Tensor:
+        """``values``, one per given place, of the kept places."""
+        return torch.from_numpy(values if self.kept is None else values[self.kept]).to(
+            self.logits.device
+        )
+
+    def take(self) -> torch.Tensor:
+        return self.logits[self.rows, self.ids]
+
+    def put(self, values: torch.Tensor | float) -> None:
+        self.logits[self.rows, self.ids] = torch.as_tensor(values, device=self.logits.device)
+
+
+class Place(NamedTuple):
+    """A row of logits: its index, the sequence's rules, the tokens after the committed ones."""
+
+    row: int
+    rules: SequenceRules
+    suffix: Sequence[int]
+
+
+def chain_places(row: int, rules: SequenceRules, chain: Sequence[int]) -> list[Place]:
+    """The K + 1 rows from ``row`` on that judge, or fork at, a chain of K tokens."""
+    return [Place(row + i, rules, chain[:i]) for i in range(len(chain) + 1)]
+
+
+def processed(
+    logits: torch.Tensor, places: Sequence[Place], mask_seconds: float | None = None
+) -> torch.Tensor:
+    """Logits after the processors: float [N, V] -> float32 [N, V]; the argument stays as it is.
+
+    Args:
+        logits: raw.
+        places: the rows that have processors, in any order.
+        mask_seconds: grammar masks are left out when they have taken so long; for proposals only.
+    """
+    edits = Edits()
+    deadline = None if mask_seconds is None else time.monotonic() + mask_seconds
+    for row, rules, suffix in places:
+        masked = deadline is None or time.monotonic() < deadline
+        rules.collect(edits, row, suffix, masked)
+    out = logits.float().clone()
+    edits.apply(out)
+    return out
+
+
+class TrackedRules:
+    """A sequence's rules on the target, which sees tokens as they are fed and learns from the next
+    feed how many of a chain were accepted."""
+
+    def __init__(
+        self, settings: Processors, grammars: Grammars | None, tokens: Sequence[int]
+    ) -> None:
+        """``tokens``: committed ones that will not be fed."""
+        self.rules = SequenceRules(settings, grammars)
+        self._written = array("q", tokens)
+
+    def feed(self, start: int, tokens: Sequence[int], chain: int) -> None:
+        """``tokens`` go to positions from ``start``; all but the last ``chain`` are committed."""
+        del self._written[start:]
+        self._written.extend(tokens)
+        end = start + len(tokens) - chain
+        self.rules.commit(self._written[self.rules.length : end])
