@@ -75,7 +75,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
-    """A token that could have been chosen. ``data`` is its text, which may be part of a character."""
+    """A token that could have been chosen. ``data``: its UTF-8 text, maybe part of a character."""
 
     token_id: int
     logprob: float

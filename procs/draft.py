@@ -32,6 +32,7 @@ from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.hub import resolve
+from ssd_pipe.sampling.grammar import Grammars
 
 POLL = 0.5  # seconds between looks at the stop flag
 
@@ -82,6 +83,7 @@ class _Worker:
             self._cache,
             config.speculation,
             handover,
+            Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
         )
         self._plans = TypedReceiver.open(
             runtime, channels.DRAFT_PLANS, DraftMessage, capacity=sizes.plan_bytes
@@ -120,15 +122,17 @@ class _Worker:
     def _round(self, plan: DraftPlan) -> DraftMessage | None:
         """Run a round until it ends or the next message comes; returns that message."""
         started = time.monotonic_ns()
-        stamps = {"backup": started, "glue": started, "step": started}
-        steps = 0
+        stamps = {"backup": started, "glue": started}
+        depths: list[int] = []
         message: DraftMessage | None = None
         for stage in self._stages(plan):
-            stamps[stage] = time.monotonic_ns()
+            now = time.monotonic_ns()
             if stage == "step":
-                steps += 1
+                depths.append(now)
                 if self._cache.reader_waits:
-                    self._notices.send(DepthReady(plan.round, steps))
+                    self._notices.send(DepthReady(plan.round, len(depths)))
+            else:
+                stamps[stage] = now
             # A backup chain has someone waiting for it; anything else yields to the next plan.
             if stage != "backup":
                 message = self._plans.recv(0)
@@ -140,10 +144,10 @@ class _Worker:
             round=plan.round,
             started_ns=started,
             backup_ns=stamps["backup"],
-            glue_ns=max(stamps["glue"], stamps["backup"]),
-            tree_ns=max(stamps.values()),
+            glue_ns=max(stamps.values()),
+            tree_ns=max([*stamps.values(), *depths]),
             finished_ns=time.monotonic_ns(),
-            steps=steps,
+            steps=len(depths),
             branches=self._speculator.branches,
         )
         self._runtime.log.info(
@@ -152,8 +156,9 @@ class _Worker:
             start=started,
             backup=times.backup_ns,
             glue=times.glue_ns,
-            end=times.tree_ns,
-            steps=steps,
+            depths=depths,
+            end=times.finished_ns,
+            rids=self._speculator.request_ids(plan),
             branches=times.branches,
             cut=message is not None,
         )

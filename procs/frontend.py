@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -55,6 +56,14 @@ STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state i
 Key = tuple[bytes, str]
 
 
+@dataclass(slots=True, eq=False)
+class Group:
+    """The requests of one Submit, one per answer wanted; ``rids`` are those still open."""
+
+    answers: int
+    rids: list[int] = field(default_factory=list)
+
+
 def run(runtime: Runtime) -> None:
     """Body of the process "frontend"."""
     folder = resolve(runtime.config.target.model)
@@ -84,7 +93,7 @@ class Frontend:
         self._detokenizers = detokenizers
         self._max_model_len = max_model_len
         self._open: dict[int, OpenRequest] = {}
-        self._rids: dict[Key, int] = {}
+        self._groups: dict[Key, Group] = {}
         self._new_rid = itertools.count(1)
         self._counters: Counter[str] = Counter()
         self._stats: SchedulerStats | None = None
@@ -185,73 +194,88 @@ class Frontend:
     def _submit(self, client: bytes, submit: Submit) -> None:
         arrived = time.monotonic_ns()
         key = (client, submit.id)
-        if key in self._rids:
+        if key in self._groups:
             error = RequestError(400, f"{submit.id!r} is already in use", "id")
             self._port.fail(client, submit.id, error)
             return
         self._counters["requests"] += 1
-        self._rids[key] = rid = next(self._new_rid)
+        self._groups[key] = group = Group(submit.params.n)
         if self._preparer.is_long(submit):
-            self._spawn(self._submit_long(key, rid, submit, arrived))
+            self._spawn(self._submit_long(key, group, submit, arrived))
             return
         try:
-            self._add(key, rid, submit, self._preparer.prepare(submit), arrived)
+            self._add(key, group, submit, self._preparer.prepare(submit), arrived)
         except RequestError as error:
             self._refuse_key(key, error)
 
-    async def _submit_long(self, key: Key, rid: int, submit: Submit, arrived: int) -> None:
+    async def _submit_long(self, key: Key, group: Group, submit: Submit, arrived: int) -> None:
         loop = asyncio.get_running_loop()
         try:
             prepared = await loop.run_in_executor(self._pool, self._preparer.prepare, submit)
         except RequestError as error:
-            if self._rids.get(key) == rid:
+            if self._groups.get(key) is group:
                 self._refuse_key(key, error)
             return
-        if self._rids.get(key) == rid:  # else it was cancelled meanwhile
-            self._add(key, rid, submit, prepared, arrived)
+        if self._groups.get(key) is group:  # else it was cancelled meanwhile
+            self._add(key, group, submit, prepared, arrived)
 
-    def _add(self, key: Key, rid: int, submit: Submit, prepared: Prepared, arrived: int) -> None:
-        client, request_id = key
+    def _add(
+        self, key: Key, group: Group, submit: Submit, prepared: Prepared, arrived: int
+    ) -> None:
         self._counters["prompt_tokens"] += len(prepared.tokens)
-        self._open[rid] = OpenRequest(
-            client=client,
-            id=request_id,
-            rid=rid,
-            answer=AnswerText(self._detokenizers.new(), submit.params.stop),
-            prompt_tokens=len(prepared.tokens),
-            arrived_ns=arrived,
-            speculative=self._config.speculative,
-        )
-        self._runtime.log.info("request", rid=rid, id=request_id, tokens=len(prepared.tokens))
-        self._tell_scheduler(
-            AddRequest(
+        params = submit.params
+        for index, noise in enumerate(prepared.keys):
+            rid = next(self._new_rid)
+            group.rids.append(rid)
+            self._open[rid] = OpenRequest(
+                client=key[0],
+                id=key[1],
                 rid=rid,
-                tokens=prepared.tokens,
-                max_tokens=prepared.max_tokens,
-                key=prepared.key,
-                stop_ids=prepared.stop_ids,
+                answer=AnswerText(
+                    self._detokenizers.new(),
+                    params.stop,
+                    params.include_stop_str_in_output,
+                    params.min_tokens,
+                ),
+                prompt_tokens=len(prepared.tokens),
                 arrived_ns=arrived,
+                speculative=self._config.speculative,
+                index=index,
             )
-        )
+            self._runtime.log.info("request", rid=rid, id=key[1], tokens=len(prepared.tokens))
+            self._tell_scheduler(
+                AddRequest(
+                    rid=rid,
+                    tokens=prepared.tokens,
+                    max_tokens=prepared.max_tokens,
+                    key=noise,
+                    stop_ids=prepared.stop_ids,
+                    arrived_ns=arrived,
+                    logprobs=-1 if params.logprobs is None else params.logprobs,
+                )
+            )
 
     def _cancel(self, client: bytes, message: Cancel) -> None:
-        rid = self._rids.get((client, message.id))
-        if rid is None:
+        group = self._groups.get((client, message.id))
+        if group is None:
             return  # it has just finished, or never was
-        request = self._open.get(rid)
-        if request is None:  # still being tokenized
-            del self._rids[client, message.id]
-            self._port.send(client, Chunk(id=message.id, finish_reason="cancelled"))
+        if not group.rids:  # still being tokenized
+            del self._groups[client, message.id]
+            for index in range(group.answers):
+                last = Chunk(id=message.id, finish_reason="cancelled", index=index)
+                self._port.send(client, last)
             return
-        self._close(request)
-        self._tell_scheduler(AbortRequest(rid))
-        self._port.send(client, request.cancelled())
+        for rid in list(group.rids):
+            request = self._open[rid]
+            self._close(request)
+            self._tell_scheduler(AbortRequest(rid))
+            self._port.send(client, request.cancelled())
 
     async def _answer(self, client: bytes, ask: Ask) -> None:
         stats = await self._fresh_stats()
         values = dict(stats.values) if stats else {}
         own = {f"frontend_{name}": float(n) for name, n in self._counters.items()}
-        own["frontend_open_requests"] = float(len(self._rids))
+        own["frontend_open_requests"] = float(len(self._groups))
         self._port.send(
             client,
             StatusReply(
@@ -280,14 +304,12 @@ class Frontend:
 
     def _client_gone(self, client: bytes) -> None:
         """Drop everything of a client whose connection is closed."""
-        mine = [key for key in self._rids if key[0] == client]
+        mine = [key for key in self._groups if key[0] == client]
         if mine:
             self._counters["lost_clients"] += 1
             self._runtime.log.info("client gone", requests=len(mine))
         for key in mine:
-            rid = self._rids.pop(key)
-            if self._open.pop(rid, None) is not None:
-                self._tell_scheduler(AbortRequest(rid))
+            self._drop(self._groups.pop(key))
 
     # ------------------------------------------------------------ to clients
 
@@ -295,12 +317,15 @@ class Frontend:
         request = self._open.get(out.rid)
         if request is None:
             return  # aborted; these were under way
-        chunk, stopped_here = request.chunk(out)
+        was_stopped = request.stopped
+        chunk = request.chunk(out, self._detokenizers.token_bytes)
+        if chunk is None:
+            return
         if chunk.finish_reason is not None:
             self._close(request)
             self._counters["finished"] += 1
             self._runtime.log.info("done", rid=request.rid, reason=chunk.finish_reason)
-        if stopped_here:
+        elif request.stopped and not was_stopped:
             self._tell_scheduler(AbortRequest(request.rid, "stop"))
         self._port.send(request.client, chunk)
 
@@ -312,13 +337,23 @@ class Frontend:
             self._refuse_key((request.client, request.id), error)
 
     def _refuse_key(self, key: Key, error: RequestError) -> None:
-        del self._rids[key]
+        """Fail a Submit; no other answer to it goes on."""
+        self._drop(self._groups.pop(key))
         self._counters["rejected"] += 1
         self._port.fail(*key, error)
 
+    def _drop(self, group: Group) -> None:
+        for rid in group.rids:
+            if self._open.pop(rid, None) is not None:
+                self._tell_scheduler(AbortRequest(rid))
+
     def _close(self, request: OpenRequest) -> None:
         del self._open[request.rid]
-        del self._rids[request.client, request.id]
+        key = request.client, request.id
+        group = self._groups[key]
+        group.rids.remove(request.rid)
+        if not group.rids:
+            del self._groups[key]
 
     def _tell_scheduler(self, message: ToScheduler) -> None:
         self._requests.send(self._encoder.encode(message))
@@ -333,7 +368,7 @@ class Frontend:
     def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> None:
         for task in [*tasks, *self._tasks]:
             task.cancel()
-        for key in list(self._rids):
+        for key in list(self._groups):
             self._port.fail(*key, RequestError(503, "the pipeline is stopping"))
-        self._rids.clear()
+        self._groups.clear()
         self._open.clear()

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ipc.messages import Chunk, RequestMetrics, RequestStats, TokensOut
+from ipc.messages import (
+    Alternative,
+    Chunk,
+    Logprobs,
+    RequestMetrics,
+    RequestStats,
+    TokenLogprob,
+    TokensOut,
+)
 from ssd_pipe.text.answer import AnswerText
 
 NS = 1e-9
@@ -21,6 +30,8 @@ class OpenRequest:
         rid: what the pipeline calls it.
         speculative: whether there is a draft. Its rounds are counted here too, for requests that
             end without statistics.
+        index: which of the answers to a Submit it is.
+        stopped: a stop text has ended it; the scheduler's statistics are still to come.
     """
 
     client: bytes
@@ -36,37 +47,58 @@ class OpenRequest:
     rounds: int = 0
     accepted: int = 0
     stats: RequestStats | None = None
+    index: int = 0
+    stopped: bool = False
 
-    def chunk(self, out: TokensOut) -> tuple[Chunk, bool]:
-        """The chunk that ``out`` gives, and whether a stop text ended it before the scheduler."""
+    def chunk(self, out: TokensOut, token_bytes: Callable[[int], bytes]) -> Chunk | None:
+        """The chunk that ``out`` gives, None if it gives nothing to tell.
+
+        When a stop text ends the answer before the scheduler does, ``stopped`` becomes true and the
+        last chunk follows once the scheduler has ended it too. What it sent meanwhile is dropped.
+        """
+        if self.stopped:
+            if not out.finish:
+                return None
+            self.stats = out.stats or self.stats
+            return self._last("stop")
         self._observe(out)
-        ended_by_id = out.finish == "stop"
-        # The id that ends an answer belongs to it, its text does not.
-        piece = self.answer.push(out.tokens[:-1] if ended_by_id else out.tokens)
+        # The id that ends an answer belongs to it, its text only if it is asked for.
+        silent = out.finish == "stop" and not self.answer.include_stop
+        piece = self.answer.push(out.tokens[:-1] if silent else out.tokens)
         text, finish, ids = piece.text, out.finish, tuple(out.tokens)
         if piece.stopped:
-            finish, ids = "stop", ids[: piece.used]
+            ids = ids[: piece.used]
+            self.stopped = not finish
+            finish = "stop" if finish else ""
         elif finish:
             rest = self.answer.finish()
             text += rest.text
             finish = "stop" if rest.stopped else finish
         self.output_tokens += len(ids)
-        chunk = Chunk(
+        return Chunk(
             id=self.id,
             text=text,
             token_ids=ids,
             finish_reason=finish or None,
             metrics=self.metrics() if finish else None,
+            logprobs=tuple(
+                public_logprob(token, logprobs, token_bytes)
+                for token, logprobs in zip(ids, out.logprobs, strict=False)
+            ),
+            index=self.index,
         )
-        return chunk, piece.stopped and not out.finish
 
     def cancelled(self) -> Chunk:
         """The last chunk of a cancelled request, with the text that was held back."""
+        return self._last("cancelled", self.answer.finish().text)
+
+    def _last(self, reason: str, text: str = "") -> Chunk:
         return Chunk(
             id=self.id,
-            text=self.answer.finish().text,
-            finish_reason="cancelled",
+            text=text,
+            finish_reason=reason,
             metrics=self.metrics(),
+            index=self.index,
         )
 
     def metrics(self) -> RequestMetrics:
@@ -76,6 +108,8 @@ class OpenRequest:
         first = self.first_ns or now
         scheduled = stats.scheduled_ns or first
         begun, ended = stats.first_token_ns or first, stats.last_token_ns or self.last_ns or now
+        if self.stopped:  # what came after the stop text is not part of the answer
+            ended = self.last_ns
         decoding = (ended - begun) * NS
         queries = stats.hits + stats.misses
         return RequestMetrics(
@@ -109,3 +143,17 @@ class OpenRequest:
             self.rounds += 1
         self.accepted += out.accepted
         self.stats = out.stats or self.stats
+
+
+def public_logprob(
+    token: int, logprobs: Logprobs, token_bytes: Callable[[int], bytes]
+) -> TokenLogprob:
+    """The scheduler's figures of one token, with the tokens' texts."""
+    top = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+    return TokenLogprob(
+        token,
+        logprobs.logprob,
+        logprobs.rank,
+        token_bytes(token),
+        tuple(Alternative(other, value, token_bytes(other)) for other, value in top),
+    )

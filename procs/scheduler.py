@@ -41,7 +41,7 @@ from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
-from ssd_pipe.engine.scheduler import Emission, Scheduler, Step
+from ssd_pipe.engine.scheduler import FAILED, Emission, Scheduler, Step
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.errors import PeerLost, RequestError
 
@@ -129,7 +129,12 @@ class _Loop:
             max_waiting=config.scheduler.max_waiting,
         )
         self._targets = [
-            TypedSender.open(runtime, channels.target_plans(rank), TargetMessage)
+            TypedSender.open(
+                runtime,
+                channels.target_plans(rank),
+                TargetMessage,
+                capacity=sizes.target_plan_bytes,
+            )
             for rank in range(config.target.tp)
         ]
         self._results: TypedReceiver[StepResult] = TypedReceiver.open(
@@ -196,10 +201,11 @@ class _Loop:
         emissions = self._scheduler.apply(step, result.outcomes)
         for slot, emission in zip(slots, emissions, strict=True):
             self._planner.settle(emission, chains.get(slot, 0))
+        queried = time.monotonic_ns()
         live = [e.request for e in emissions if not e.finish]
         for request in live:
             self._await_depth(request, len(live))
-        self._log_round(step, result, emissions)
+        self._log_round(step, result, emissions, queried)
         self._send_tokens(emissions, result)
         self._drain_notices()
 
@@ -305,6 +311,10 @@ class _Loop:
                     notice = notices.recv(DEPTH_POLL)
                     if isinstance(notice, DraftTimes):
                         self._learn_times(notice)
+                        if notice.round == planner.round:
+                            planner.deepen(request)
+                            break  # the draft has done what it will do
+                self._runtime.alive()
                 self._hub.raise_lost()
                 if self._runtime.stopping.is_set() or time.monotonic() > started + STUCK:
                     return
@@ -342,6 +352,8 @@ class _Loop:
                 if request is not None:
                     self._planner.forget(request)
                     self._runtime.log.info("abort", rid=message.rid, reason=message.reason)
+                    if message.reason == "stop":
+                        self._send(TokensOut(message.rid, [], 0, "stop", request.stats()))
             elif isinstance(message, StatsRequest):
                 self._send(SchedulerStats(message.token, self._stats(), self._hub.states()))
 
@@ -360,14 +372,30 @@ class _Loop:
             request.first_token_ns = request.first_token_ns or result.finished_ns
             request.last_token_ns = result.finished_ns
             self._output_tokens += len(emission.tokens)
+            if emission.finish == FAILED:
+                self._refuse_failed(emission)
+                continue
             stats = None
             if emission.finish:
                 stats = request.stats()
                 self._finished_requests += 1
                 self._runtime.log.info("finish", rid=request.rid, reason=emission.finish)
             self._send(
-                TokensOut(request.rid, emission.tokens, emission.accepted, emission.finish, stats)
+                TokensOut(
+                    request.rid,
+                    emission.tokens,
+                    emission.accepted,
+                    emission.finish,
+                    stats,
+                    emission.logprobs,
+                )
             )
+
+    def _refuse_failed(self, emission: Emission) -> None:
+        rid, reason = emission.request.rid, emission.outcome.failure
+        self._runtime.log.info("failed", rid=rid, reason=reason)
+        error = RequestError(400, f"cannot be followed further: {reason}", "response_format")
+        self._send(Rejected(rid, error.code, str(error), error.field))
 
     def _send(self, message: FromScheduler) -> None:
         try:
@@ -382,12 +410,16 @@ class _Loop:
 
     # ------------------------------------------------------------ figures
 
-    def _log_round(self, step: Step, result: StepResult, emissions: list[Emission]) -> None:
+    def _log_round(
+        self, step: Step, result: StepResult, emissions: list[Emission], queried_ns: int
+    ) -> None:
         self._runtime.log.info(
             "round",
             step=step.number,
+            plan=self._planner.round,
             start=result.started_ns,
             end=result.finished_ns,
+            query=queried_ns,
             rows=[
                 {
                     "rid": e.request.rid,

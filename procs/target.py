@@ -19,6 +19,7 @@ from procs import channels
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.hub import resolve
+from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
 
 POLL = 0.5  # seconds between looks at the stop flag
@@ -42,9 +43,16 @@ def run(runtime: Runtime) -> None:
     )
     kv = model.make_kv(sizes.target_blocks, config.cache.block_size)
     verifier = Verifier(
-        model, kv, config.cache.block_size, config.speculation.rule, _Proposals(runtime, sizes)
+        model,
+        kv,
+        config.cache.block_size,
+        config.speculation.rule,
+        _Proposals(runtime, sizes),
+        Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
     )
-    plans = TypedReceiver.open(runtime, channels.target_plans(rank), TargetMessage)
+    plans = TypedReceiver.open(
+        runtime, channels.target_plans(rank), TargetMessage, capacity=sizes.target_plan_bytes
+    )
     results = TypedSender.open(runtime, channels.RESULTS, StepResult) if rank == 0 else None
     runtime.log.info(
         "loaded",

@@ -92,7 +92,7 @@ class AsyncClient:
         if len(data) > MAX_MESSAGE:
             raise RequestError(413, f"request of {len(data)} bytes, the limit is {MAX_MESSAGE}")
         self._open()
-        stream = AsyncStream(self, submit.id, self.register(submit.id))
+        stream = AsyncStream(self, submit.id, self.register(submit.id), submit.params.n)
         self._spawn(self._deliver(submit.id, data))
         return stream
 

@@ -28,6 +28,7 @@ class Dimensions:
         scratch_blocks: KV blocks of the draft for branches.
         slots, branches, k: shape of the speculation cache.
         plan_bytes: capacity of the channel to the draft; a plan may bring every sequence's prompt.
+        target_plan_bytes: capacity of a target's channel; a plan may bring one prompt besides.
     """
 
     max_model_len: int
@@ -39,6 +40,7 @@ class Dimensions:
     branches: int
     k: int
     plan_bytes: int
+    target_plan_bytes: int
 
 
 def dimensions(config: PipelineConfig) -> Dimensions:
@@ -78,11 +80,12 @@ def dimensions(config: PipelineConfig) -> Dimensions:
         branches=branches,
         k=spec.k,
         plan_bytes=plan_bytes(slots, max_len),
+        target_plan_bytes=plan_bytes(1, max_len),
     )
 
 
 def plan_bytes(slots: int, max_model_len: int) -> int:
-    """Capacity of the channel to the draft: a plan may bring the prompt of every sequence."""
+    """Capacity of a channel whose plans may bring the prompts of so many sequences."""
     return DEFAULT_CAPACITY + TOKEN_BYTES * slots * max_model_len
 
 

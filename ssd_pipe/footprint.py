@@ -43,6 +43,7 @@ def shared_bytes(config: PipelineConfig, vocab_size: int, max_model_len: int = 0
     needed = (
         FIXED_BYTES
         + channels(config) * RINGS_PER_CHANNEL * RING_BYTES
+        + config.target.tp * plan_bytes(1, max_len)
         + (plan_bytes(config.scheduler.max_num_seqs, max_len) if config.speculative else 0)
         + cache_bytes(config)
         + handover_bytes(config, vocab_size)

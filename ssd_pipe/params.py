@@ -41,8 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             besides the one chosen. Of the model's own distribution: before logit bias, penalties,
             grammar and temperature.
         response_format: what the answer must look like, as OpenAI's ``response_format``:
-            ``{"type": "text"}``, ``"json_object"``, ``"json_schema"`` (with ``json_schema.schema``),
-            and ours, ``"regex"`` (with ``regex``) and ``"choice"`` (with ``choice``, texts).
+            ``{"type": "text"}``, ``json_object``, ``json_schema`` (with ``json_schema.schema``),
+            and ours, ``regex`` (with ``regex``) and ``choice`` (with ``choice``, a list of texts).
         n: answers wanted; each has its own noise, derived from the seed.
     """
 
@@ -157,9 +157,7 @@ class Processors(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def penalises(self) -> bool:
-        return bool(
-            self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        )
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty)
 
     @property
     def wire_bytes(self) -> int:

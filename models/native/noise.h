@@ -4,18 +4,22 @@
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
-// splitmix64 of counters key + (t + 1) golden for tokens t..t+7; the upper 32 bits of each hash.
-static SSD_INLINE u32x8 hash8(uint64_t key, int64_t t) {
-    const uint64_t z0 = key + (uint64_t)(t + 1) * kGolden;
-    u64x4 a = {z0, z0 + kGolden, z0 + 2 * kGolden, z0 + 3 * kGolden};
-    u64x4 b = a + 4 * kGolden;
-    a = (a ^ (a >> 30)) * 0xBF58476D1CE4E5B9ull;
-    b = (b ^ (b >> 30)) * 0xBF58476D1CE4E5B9ull;
-    a = (a ^ (a >> 27)) * 0x94D049BB133111EBull;
-    b = (b ^ (b >> 27)) * 0x94D049BB133111EBull;
-    u32x8 high = (u32x8)SSD_SHUFFLE((i32x8)a, (i32x8)b, 1, 3, 5, 7, 9, 11, 13, 15);
-    return high ^ (high >> 31);  // z ^= z >> 31, seen from the upper half
+// splitmix64's counters key + (i + 1) golden of tokens i = t, t + 1, t + 4, t + 5.
+static SSD_INLINE u64x4 counters4(uint64_t key, int64_t t) {
+    return u64x4{kGolden, 2 * kGolden, 5 * kGolden, 6 * kGolden} + (key + (uint64_t)t * kGolden);
 }
+
+// The upper 32 bits of the hashes of tokens t..t+7, from counters4(key, t). A last step, which can
+// change bit 0 alone, is left out.
+static SSD_INLINE u32x8 raw_hash8(u64x4 counters) {
+    u64x4 a = counters, b = counters + 2 * kGolden;
+    a = product4(a ^ (a >> 30), 0xBF58476D1CE4E5B9ull);
+    b = product4(b ^ (b >> 30), 0xBF58476D1CE4E5B9ull);
+    return upper_products8(a ^ (a >> 27), b ^ (b >> 27), 0x94D049BB133111EBull);
+}
+
+// The last step: z ^= z >> 31, seen from the upper half.
+static SSD_INLINE u32x8 finish_hash8(u32x8 raw) { return raw ^ (raw >> 31); }
 
 // Hash to (0, 1): min((float(h) + 1/2) 2^-32, 1 - 2^-24).
 static SSD_INLINE f32x8 uniform8(u32x8 h) {
@@ -29,12 +33,23 @@ static SSD_INLINE f32x8 uniform8(u32x8 h) {
 
 static SSD_INLINE f32x8 gumbel_of(f32x8 u) { return -log8(neg_log1p_neg8(u)); }
 
-static SSD_INLINE f32x8 gumbel8(uint64_t key, int64_t t) { return gumbel_of(uniform8(hash8(key, t))); }
+static SSD_INLINE f32x8 gumbel8(uint64_t key, int64_t t) {
+    return gumbel_of(uniform8(finish_hash8(raw_hash8(counters4(key, t)))));
+}
 
-// Never below gumbel_of(u): -log(-log(1 - u)) <= -log(u) <= (1 - exponent of u) log 2.
-static SSD_INLINE f32x8 gumbel_bound(f32x8 u) {
-    f32x8 e = __builtin_convertvector(127 - ((i32x8)u >> 23), f32x8);
-    return fma8(e, splat(0.6931473f), splat(1e-4f));
+constexpr float kGumbelMax = 22.9f;  // -log(2^-33) and a little
+
+// Which tokens of these raw hashes may have noise above `deficit`: all that do, few that do not.
+// g = -log(-log(1 - u)) > d implies u < e^-d, and e^-d is at most its chord between powers of two,
+// which is what the bits of a float are when read as fixed point. The slack of 1e-4 in d exceeds
+// all rounding together: of the score, of d (relative 2^-24; d < 23), of the noise (2e-6) and here
+// (2e-5). A NaN counts as a large deficit.
+static SSD_INLINE i32x8 may_exceed8(u32x8 raw, f32x8 deficit) {
+    constexpr float one = 1 << 23, log2_e = 1.44269504f;  // one power of two; 2^30 has exponent 157
+    f32x8 bits = fma8(deficit, splat(-one * log2_e), splat(one * (157.0f + 1e-4f * log2_e)));
+    bits = min8(max8(bits, splat(0.0f)), splat(one * 157.5f));
+    const f32x8 limit = (f32x8)__builtin_convertvector(bits, i32x8);  // of hashes in units of 2^-30
+    return (i32x8)(raw >> 2) <= __builtin_convertvector(limit, i32x8);
 }
 
 // What turns logits into scores: score = logit * scale (+ noise of token id).
@@ -50,22 +65,3 @@ struct RowNoise {
         return {keys[row], s, true};
     }
 };
-
-constexpr float kGumbelMax = 22.9f;  // -log(2^-33) and a little
-
-// Offers tokens t..t+7 with these logits to `keep(token, score)` if any scores above `floor`;
-// only the first `count` lanes exist. Noise is hashed, and logarithms taken, only where they
-// could matter. `floor` may be stale (too low), never too high.
-template <class Keep>
-static SSD_INLINE void offer8(const RowNoise& row, f32x8 logits, int64_t t, int64_t count,
-                              float floor, const Keep& keep) {
-    f32x8 score = logits * row.scale;
-    if (row.noisy) {
-        if (!any8(score + kGumbelMax > splat(floor))) return;
-        f32x8 u = uniform8(hash8(row.key, t));
-        if (!any8(score + gumbel_bound(u) > splat(floor))) return;
-        score += gumbel_of(u);
-    }
-    if (!any8(score > splat(floor))) return;
-    for (int j = 0; j < 8 && j < count; j++) keep(t + j, score[j]);
-}

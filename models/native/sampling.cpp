@@ -2,22 +2,11 @@
 #include <cmath>
 #include <vector>
 
+#include "choice.h"
 #include "gemm.h"
-#include "noise.h"
 #include "threads.h"
 
 namespace {
-
-constexpr int kMaxTop = 64;
-constexpr float kLowest = -INFINITY;
-
-struct Best {
-    float value = kLowest;
-    int64_t index = 0;
-    SSD_INLINE void keep(int64_t t, float s) {
-        if (s > value) value = s, index = t;  // ties keep the lower, earlier id
-    }
-};
 
 SSD_INLINE f32x8 load_some(const float* p, int64_t count) {
     if (count >= 8) return load8(p);
@@ -26,48 +15,48 @@ SSD_INLINE f32x8 load_some(const float* p, int64_t count) {
     return v;
 }
 
-// Epilogue of the head: panels of logits go to each row's running best, and to `logits` if given.
+template <class Kept>
+SSD_INLINE void offer_row(Choice<Kept>& choice, const float* logits, int64_t v) {
+    constexpr int N = 4;
+    int64_t t = 0;
+    for (; t + 8 * N <= v; t += 8 * N) {
+        f32x8 block[N];
+        for (int i = 0; i < N; i++) block[i] = load8(logits + t + 8 * i);
+        choice.template offer<N>(block, t, 8 * N);
+    }
+    for (; t < v; t += 8) {
+        const f32x8 rest = load_some(logits + t, v - t);
+        choice.template offer<1>(&rest, t, v - t);
+    }
+}
+
+// Epilogue of the head: panels of logits go to each row's choice, and to `logits` if given.
 struct HeadOut final : Emit {
-    const RowNoise* noise;
-    Best* best;
+    Choice<Best>* choice;
     int64_t n;
     float* logits;
 
-    HeadOut(const RowNoise* rows, Best* bests, int64_t vocabulary, float* out)
-        : noise(rows), best(bests), n(vocabulary), logits(out) {}
+    HeadOut(Choice<Best>* choices, int64_t vocabulary, float* out)
+        : choice(choices), n(vocabulary), logits(out) {}
 
     void tile(int64_t row, int rows, int64_t panel, int panels, const f32x8* acc) const override {
-        for (int r = 0; r < rows; r++)
-            for (int p = 0; p < 2 * panels; p++)
-                offer(row + r, panel * kPanel + p * 8, acc[r * panels * 2 + p]);
-    }
-
-    SSD_INLINE void offer(int64_t r, int64_t t, f32x8 v) const {
-        if (t >= n) return;
-        const int64_t count = n - t < 8 ? n - t : 8;
-        if (logits) {
-            if (count == 8)
-                store8(logits + r * n + t, v);
-            else
-                for (int j = 0; j < count; j++) logits[r * n + t + j] = v[j];
+        for (int64_t r = row; r < row + rows; r++, acc += 2 * panels) {
+            const int64_t t = panel * kPanel;
+            if (logits) store(logits + r * n + t, n - t, 2 * panels, acc);
+            int p = 0;
+            for (; p + 2 <= panels; p += 2)
+                choice[r].offer<4>(acc + 2 * p, t + p * kPanel, n - t - p * kPanel);
+            if (p < panels) choice[r].offer<2>(acc + 2 * p, t + p * kPanel, n - t - p * kPanel);
         }
-        Best& b = best[r];
-        offer8(noise[r], v, t, count, b.value, [&](int64_t i, float s) { b.keep(i, s); });
     }
-};
 
-struct Top {
-    int n, used = 0;
-    float value[kMaxTop];
-    int64_t index[kMaxTop];
-
-    float floor() const { return used < n ? kLowest : value[n - 1]; }
-
-    void keep(int64_t t, float s) {
-        if (!(s > floor())) return;
-        int at = used < n ? used++ : n - 1;
-        for (; at > 0 && s > value[at - 1]; at--) value[at] = value[at - 1], index[at] = index[at - 1];
-        value[at] = s, index[at] = t;
+    static void store(float* to, int64_t count, int vectors, const f32x8* v) {
+        for (int i = 0; i < vectors; i++, to += 8, count -= 8) {
+            if (count >= 8)
+                store8(to, v[i]);
+            else
+                for (int j = 0; j < count; j++) to[j] = v[i][j];
+        }
     }
 };
 
@@ -95,19 +84,24 @@ void ssd_gumbel_rows(const uint64_t* keys, int64_t m, int64_t v, float* out, int
 void ssd_head_argmax(const Packed* w, const float* x, int64_t ldx, int64_t m,
                      const float* inverse_temperature, const uint64_t* keys, float* values,
                      int64_t* indices, float* logits, int threads) {
-    std::vector<RowNoise> rows(m);
-    for (int64_t r = 0; r < m; r++) rows[r] = RowNoise::of(inverse_temperature, keys, r);
     if (threads < 1) threads = 1;
-    std::vector<Best> best((size_t)threads * m);
+    std::vector<Choice<Best>> choices;
+    choices.reserve((size_t)threads * m);
+    for (int part = 0; part < threads; part++)
+        for (int64_t r = 0; r < m; r++)
+            choices.emplace_back(RowNoise::of(inverse_temperature, keys, r));
     parallel(threads, [&](int part, int parts) {
         const Range range = share(w->panels(), part, parts);
-        const HeadOut out(rows.data(), best.data() + (int64_t)part * m, w->n, logits);
+        const HeadOut out(choices.data() + (int64_t)part * m, w->n, logits);
         sweep(*w, x, ldx, m, range.begin, range.end, out);
     });
     for (int64_t r = 0; r < m; r++) {
-        Best b = best[r];
-        for (int part = 1; part < threads; part++) b.keep(best[part * m + r].index, best[part * m + r].value);
-        values[r] = b.value, indices[r] = b.index;
+        Best best;
+        for (int part = 0; part < threads; part++) {
+            const Best& b = choices[part * m + r].finish();
+            best.keep(b.index, b.value);
+        }
+        values[r] = best.value, indices[r] = best.index;
     }
 }
 
@@ -118,11 +112,9 @@ void ssd_noised_argmax(const float* logits, int64_t ld, int64_t m, int64_t v,
     parallel(threads, [&](int part, int parts) {
         const Range range = share(m, part, parts);
         for (int64_t r = range.begin; r < range.end; r++) {
-            const RowNoise noise = RowNoise::of(inverse_temperature, keys, r);
-            Best b;
-            for (int64_t t = 0; t < v; t += 8)
-                offer8(noise, load_some(logits + r * ld + t, v - t), t, v - t, b.value,
-                       [&](int64_t i, float s) { b.keep(i, s); });
+            Choice<Best> choice(RowNoise::of(inverse_temperature, keys, r));
+            offer_row(choice, logits + r * ld, v);
+            const Best& b = choice.finish();
             values[r] = b.value, indices[r] = b.index;
         }
     });
@@ -136,15 +128,12 @@ void ssd_noised_topk(const float* logits, int64_t ld, int64_t m, int64_t v, int6
     parallel(threads, [&](int part, int parts) {
         const Range range = share(m, part, parts);
         for (int64_t r = range.begin; r < range.end; r++) {
-            const RowNoise noise = RowNoise::of(inverse_temperature, keys, r);
-            Top top;
-            top.n = (int)n;
-            for (int64_t t = 0; t < v; t += 8)
-                offer8(noise, load_some(logits + r * ld + t, v - t), t, v - t, top.floor(),
-                       [&](int64_t i, float s) { top.keep(i, s); });
+            Choice<Top> choice(RowNoise::of(inverse_temperature, keys, r), (int)n);
+            offer_row(choice, logits + r * ld, v);
+            const Top& top = choice.finish();
             for (int64_t i = 0; i < n; i++) {
-                values[r * n + i] = i < top.used ? top.value[i] : kLowest;
-                indices[r * n + i] = i < top.used ? top.index[i] : -1;
+                values[r * n + i] = top.values()[i];
+                indices[r * n + i] = top.indices()[i];
             }
         }
     });

@@ -52,11 +52,69 @@ static SSD_INLINE f32x8 select8(i32x8 mask, f32x8 a, f32x8 b) {
     return (f32x8)(((i32x8)a & mask) | ((i32x8)b & ~mask));
 }
 
-static SSD_INLINE f32x8 max8(f32x8 a, f32x8 b) { return select8(a > b, a, b); }
+// a where it is the larger one, else b: also where either is NaN.
+static SSD_INLINE f32x8 max8(f32x8 a, f32x8 b) { return a > b ? a : b; }
+
+static SSD_INLINE f32x8 min8(f32x8 a, f32x8 b) { return a < b ? a : b; }
+
+static SSD_INLINE u32x8 min8(u32x8 a, u32x8 b) { return a < b ? a : b; }
+
+// AVX2 multiplies 32 bits, but not 64. `low_product4` is the product of a's lower halves and b's,
+// `crossed4` that of each half of a and the other half of b, cut to 32 bits.
+#if defined(__AVX2__) && !(defined(__AVX512DQ__) && defined(__AVX512VL__))
+#define SSD_MULTIPLY_BY_HALVES
+
+static SSD_INLINE u64x4 low_product4(u64x4 a, uint64_t b) {
+    return (u64x4)_mm256_mul_epu32((__m256i)a, (__m256i)u64x4{b, b, b, b});
+}
+
+static SSD_INLINE u64x4 crossed4(u64x4 a, uint64_t b) {
+    const uint64_t swapped = b << 32 | b >> 32;
+    return (u64x4)((u32x8)a * (u32x8)u64x4{swapped, swapped, swapped, swapped});
+}
+#endif
+
+// a * b modulo 2^64.
+static SSD_INLINE u64x4 product4(u64x4 a, uint64_t b) {
+#if defined(SSD_MULTIPLY_BY_HALVES)
+    const u64x4 cross = crossed4(a, b);
+    return low_product4(a, b) + ((cross + (cross << 32)) & ~(uint64_t)0xffffffff);
+#else
+    return a * b;
+#endif
+}
+
+// Lower (0) or upper (1) halves of a0 a1 b0 b1 a2 a3 b2 b3: one instruction, unlike a0-a3 b0-b3.
+template <int half>
+static SSD_INLINE u32x8 halves8(u64x4 a, u64x4 b) {
+    return (u32x8)SSD_SHUFFLE((f32x8)a, (f32x8)b, half, 2 + half, 8 + half, 10 + half, 4 + half,
+                              6 + half, 12 + half, 14 + half);
+}
+
+// Upper halves of the products modulo 2^64 of c and a0 a1 b0 b1 a2 a3 b2 b3.
+static SSD_INLINE u32x8 upper_products8(u64x4 a, u64x4 b, uint64_t c) {
+#if defined(SSD_MULTIPLY_BY_HALVES)
+    const u64x4 x = crossed4(a, c), y = crossed4(b, c);
+    return halves8<0>(x, y) + halves8<1>(x, y) + halves8<1>(low_product4(a, c), low_product4(b, c));
+#else
+    return halves8<1>(a * c, b * c);
+#endif
+}
+
+// Bit j: lane j of a mask.
+static SSD_INLINE unsigned lanes8(i32x8 mask) {
+#if defined(__AVX__)
+    return (unsigned)_mm256_movemask_ps((__m256)mask);
+#else
+    unsigned r = 0;
+    for (int i = 0; i < 8; i++) r |= (unsigned)(mask[i] & 1) << i;
+    return r;
+#endif
+}
 
 static SSD_INLINE bool any8(i32x8 mask) {
 #if defined(__AVX__)
-    return _mm256_movemask_ps((__m256)mask) != 0;
+    return lanes8(mask) != 0;
 #else
     int r = 0;
     for (int i = 0; i < 8; i++) r |= mask[i];

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ipc.messages import Chunk, RequestMetrics
+from ipc.messages import Chunk, RequestMetrics, TokenLogprob
 from procs.http.parse import Prompt, nth_seed
 from procs.http.request_metrics import RequestHistograms
 from ssd_pipe.async_client import AsyncClient
@@ -24,6 +24,7 @@ class Answer:
     """One answer, as far as it has come."""
 
     texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
     metrics: RequestMetrics | None = None
 
@@ -148,6 +149,7 @@ class Answers:
                 self._histograms.tokens(len(chunk.token_ids), now - last)
             self._last_time[index] = now
         answer.texts.append(chunk.text)
+        answer.logprobs += chunk.logprobs
         if chunk.finish_reason is not None:
             answer.finish_reason, answer.metrics = chunk.finish_reason, chunk.metrics
             self._open.discard(index)

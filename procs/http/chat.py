@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ipc.messages import TokenLogprob
 from procs.http.answers import Answers, Item
+from procs.http.logprobs import chat_logprobs
 from procs.http.responses import (
     AnswerMessage,
     ChatChoice,
@@ -29,6 +32,7 @@ class ChatRenderer:
     model: str
     created: int
     include_usage: bool
+    with_logprobs: bool
 
     def opening(self) -> list[msgspec.Struct]:
         """Who speaks."""
@@ -38,7 +42,9 @@ class ChatRenderer:
     def chunk(self, item: Item) -> list[msgspec.Struct]:
         """The text, if any, then the finish reason in an object of its own."""
         index, chunk = item
-        events = [self._chunk(index, Delta(content=chunk.text))] if chunk.text else []
+        events: list[msgspec.Struct] = []
+        if chunk.text or chunk.logprobs:
+            events.append(self._chunk(index, Delta(content=chunk.text), logprobs=chunk.logprobs))
         if chunk.finish_reason is not None:
             events.append(self._chunk(index, Delta(), chunk.finish_reason))
         return events
@@ -58,14 +64,26 @@ class ChatRenderer:
                     index=i,
                     message=AnswerMessage(content=answer.text),
                     finish_reason=finish_reason(answer.finish_reason) or "stop",
+                    logprobs=chat_logprobs(answer.logprobs) if self.with_logprobs else None,
                 )
                 for i, answer in enumerate(self.answers.answers)
             ],
             usage=usage(self.answers),
         )
 
-    def _chunk(self, index: int, delta: Delta, finish: str | None = None) -> msgspec.Struct:
-        choice = ChatChunkChoice(index=index, delta=delta, finish_reason=finish_reason(finish))
+    def _chunk(
+        self,
+        index: int,
+        delta: Delta,
+        finish: str | None = None,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> ChatChunk:
+        choice = ChatChunkChoice(
+            index=index,
+            delta=delta,
+            finish_reason=finish_reason(finish),
+            logprobs=chat_logprobs(logprobs) if self.with_logprobs and logprobs else None,
+        )
         return self._event([choice], None if self.include_usage else UNSET)
 
     def _event(self, choices: list[ChatChunkChoice], used: Usage | UnsetType | None) -> ChatChunk:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from ipc.messages import TokenLogprob
 from procs.http.answers import Answers, Item
+from procs.http.logprobs import CompletionLogprobWriter
 from procs.http.responses import Completion, CompletionChoice, Usage
 from procs.http.usage import finish_reason, usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRenderer:
-    """``echoes`` go before the answers, one for each; empty ones show nothing."""
+    """One request's answers as text completion objects.
+
+    Attributes:
+        echoes: what goes before each answer; nothing where empty.
+        writers: for each answer, if log probabilities were asked for.
+    """
 
     answers: Answers
     id: str
@@ -22,6 +30,7 @@ class CompletionRenderer:
     created: int
     include_usage: bool
     echoes: list[str]
+    writers: list[CompletionLogprobWriter]
 
     def opening(self) -> list[msgspec.Struct]:
         """The prompts, for ``echo``."""
@@ -30,9 +39,9 @@ class CompletionRenderer:
     def chunk(self, item: Item) -> list[msgspec.Struct]:
         """Nothing for a chunk whose text is held back."""
         index, chunk = item
-        if not chunk.text and chunk.finish_reason is None:
+        if not (chunk.text or chunk.logprobs or chunk.finish_reason):
             return []
-        return [self._chunk(index, chunk.text, chunk.finish_reason)]
+        return [self._chunk(index, chunk.text, chunk.finish_reason, chunk.logprobs)]
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage, if it is asked for."""
@@ -43,16 +52,26 @@ class CompletionRenderer:
     def whole(self) -> Completion:
         """The response that is not streamed."""
         choices = [
-            CompletionChoice(
-                index=i, text=echo + answer.text, finish_reason=finish_reason(answer.finish_reason)
-            )
+            self._choice(i, echo + answer.text, answer.finish_reason, answer.logprobs)
             for i, (echo, answer) in enumerate(zip(self.echoes, self.answers.answers, strict=True))
         ]
         return self._completion(choices, usage(self.answers))
 
-    def _chunk(self, index: int, text: str, finish: str | None) -> msgspec.Struct:
-        choice = CompletionChoice(index=index, text=text, finish_reason=finish_reason(finish))
+    def _chunk(
+        self, index: int, text: str, finish: str | None, logprobs: Sequence[TokenLogprob] = ()
+    ) -> Completion:
+        choice = self._choice(index, text, finish, logprobs)
         return self._completion([choice], None if self.include_usage else UNSET)
+
+    def _choice(
+        self, index: int, text: str, finish: str | None, logprobs: Sequence[TokenLogprob]
+    ) -> CompletionChoice:
+        return CompletionChoice(
+            index=index,
+            text=text,
+            finish_reason=finish_reason(finish),
+            logprobs=self.writers[index].write(logprobs) if self.writers and logprobs else None,
+        )
 
     def _completion(
         self, choices: list[CompletionChoice], used: Usage | UnsetType | None

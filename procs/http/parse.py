@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from procs.http.schemas import (
     GenerationRequest,
     RequestMessage,
 )
-from ssd_pipe.params import MAX_SEED, SamplingParams
+from ssd_pipe.params import MAX_LOGPROBS, SamplingParams, derived_seed
 
 MAX_CHOICES = 128  # answers of one HTTP request
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
@@ -99,6 +98,7 @@ def sampling(request: GenerationRequest, max_model_len: int) -> SamplingParams:
         values["max_tokens"] = _chat_limit(request, max_model_len)
     elif request.max_tokens is not None:
         values["max_tokens"] = request.max_tokens
+    values["logprobs"] = _logprobs(request)
     for name in SAMPLING_NAMES:
         value = getattr(request, name)
         if value is None:
@@ -121,8 +121,7 @@ def nth_seed(params: SamplingParams, index: int) -> SamplingParams:
     """The parameters of a prompt's ``index``-th answer: its own noise, reproducible by the seed."""
     if params.seed is None or index == 0:
         return params
-    digest = hashlib.blake2b(f"{params.seed}/{index}".encode(), digest_size=8).digest()
-    return msgspec.structs.replace(params, seed=int.from_bytes(digest, "little") & MAX_SEED)
+    return msgspec.structs.replace(params, seed=derived_seed(params.seed, index))
 
 
 def _chat_limit(request: ChatRequest, max_model_len: int) -> int:
@@ -131,6 +130,24 @@ def _chat_limit(request: ChatRequest, max_model_len: int) -> int:
         raise ApiError(400, "differs from max_completion_tokens", "max_tokens")
     limit = new if new is not None else old
     return max_model_len if limit is None else limit
+
+
+def _logprobs(request: GenerationRequest) -> int | None:
+    """Alternatives to report at each position; None for no log probabilities."""
+    if isinstance(request, CompletionRequest):
+        if request.echo and request.logprobs is not None:
+            raise ApiError(400, "not together with echo: prompts have no logprobs here", "logprobs")
+        return request.logprobs
+    if not isinstance(request, ChatRequest):
+        return None
+    top = request.top_logprobs or 0
+    if not request.logprobs:
+        if top:
+            raise ApiError(400, "only with logprobs = true", "top_logprobs")
+        return None
+    if not 0 <= top <= MAX_LOGPROBS:
+        raise ApiError(400, f"must be 0..{MAX_LOGPROBS}, got {top}", "top_logprobs")
+    return top
 
 
 def _refuse_unless_neutral(name: str, value: Any) -> None:

@@ -25,11 +25,20 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Lists with one entry per token; ``text_offset``: its place in the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     finish_reason: FinishReason | None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +52,28 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that could have been chosen; ``bytes`` of its UTF-8 text."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """The chosen token, and the most likely ones, best first."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     role: Literal["assistant"] = "assistant"
@@ -53,7 +84,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: AnswerMessage
     finish_reason: FinishReason
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +107,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from procs.http.answers import Answers
 from procs.http.chat import ChatRenderer
 from procs.http.completions import CompletionRenderer
 from procs.http.errors import ApiError
+from procs.http.logprobs import CompletionLogprobWriter
 from procs.http.responses import ChatCompletion, Completion, ModelCard, ModelList
 from procs.http.schemas import ChatRequest, CompletionRequest
 from procs.http.service import Service
@@ -51,6 +52,9 @@ async def completions(
         created=int(time.time()),
         include_usage=_include_usage(wanted),
         echoes=[echo for echo in echoes for _ in range(n)],
+        writers=[CompletionLogprobWriter() for _ in answers.answers]
+        if params.logprobs is not None
+        else [],
     )
     if wanted.stream:
         return await stream(request, answers, renderer)
@@ -80,6 +84,7 @@ async def chat_completions(
         model=service.model_name,
         created=int(time.time()),
         include_usage=_include_usage(wanted),
+        with_logprobs=params.logprobs is not None,
     )
     if wanted.stream:
         return await stream(request, answers, renderer)

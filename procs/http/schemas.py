@@ -49,7 +49,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_tokens": (0,),
     "include_stop_str_in_output": (False,),
     "response_format": ({"type": "text"},),
-    "logprobs": (False,),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -60,8 +59,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values that ask for nothing, by field, beside None."""
 
 REFUSED = (
-    "logprobs",
-    "top_logprobs",
     "suffix",
     "tools",
     "tool_choice",

@@ -14,11 +14,11 @@ when the outcome has already come.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from ipc.handover import Handover
 from ipc.messages import ChainReady, DraftPlan, DraftRow
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
@@ -33,16 +33,28 @@ from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice
 from ssd_pipe.sampling.filters import RowSampling
+from ssd_pipe.sampling.grammar import Grammars
+from ssd_pipe.sampling.processors import Place, SequenceRules, chain_places, processed
 from ssd_pipe.sampling.shared_noise import choose_from
 
 PREFILL_CHUNK = 256
 GREEDY_TAU, SAMPLED_TAU = 0.7, 0.85
+MASK_SECONDS = 0.002
+"""What a pass over branches may spend on grammar masks, likeliest branches first; a complex grammar
+takes .5 ms a mask. Further tokens are proposed without one."""
 MISS_EXPONENT = 0.7
 """Power-law exponent r of the miss rate against fan-out (Theorem 12)."""
 
 
 Feed = tuple[Trunk, int, list[int], int]
 """(trunk, start, tokens to feed there, index of the first whose logits are wanted)."""
+
+
+class Recipient(Protocol):
+    """Where draft distributions go under the rejection rule; see ``ipc.handover``."""
+
+    def put(self, slot: int, number: int, rows: np.ndarray | None) -> None:
+        """Hand over float32 [n, V], or None if they are lost."""
 
 
 class Speculator:
@@ -60,7 +72,8 @@ class Speculator:
         scratch_start: int,
         cache: SpeculationCache,
         spec: SpeculationSection,
-        handover: Handover | None,
+        handover: Recipient | None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
@@ -69,6 +82,7 @@ class Speculator:
         self._cache = cache
         self._spec = spec
         self._handover = handover
+        self._grammars = grammars
         self._trunks: dict[int, Trunk] = {}
         self._tree = Tree()
         self._asked: dict[int, ChainScores] = {}
@@ -94,7 +108,7 @@ class Speculator:
                 self._cache.clear(slot)
                 self._asked.pop(slot, None)
         for start in plan.begin:
-            self._begin(Trunk(start.slot, start.key, list(start.tokens)))
+            self._begin(Trunk(start.rid, start.slot, start.key, list(start.tokens)))
         for row in plan.rows:
             trunk = self._trunks[row.slot]
             self._learn(trunk, row.tokens)
@@ -105,6 +119,9 @@ class Speculator:
 
     def _begin(self, trunk: Trunk) -> None:
         self._trunks[trunk.slot] = trunk
+        if trunk.key.processors is not None:
+            trunk.rules = SequenceRules(trunk.key.processors, self._grammars)
+            trunk.rules.commit(trunk.tokens)
         cached = self._blocks.match_prefix(trunk.tokens)
         covered = len(cached) * self._blocks.block_size
         self._blocks.allocate(trunk.table, trunk.tokens, cached, num_tokens=covered)
@@ -155,6 +172,10 @@ class Speculator:
     def free_blocks(self) -> int:
         return self._blocks.num_free
 
+    def request_ids(self, plan: DraftPlan) -> list[int]:
+        """Requests of a plan's rows, for logs."""
+        return [self._trunks[row.slot].rid for row in plan.rows if row.slot in self._trunks]
+
     @property
     def branches(self) -> int:
         """Branches of the latest round."""
@@ -194,7 +215,12 @@ class Speculator:
             sampling = RowSampling.from_keys([trunk.key for trunk, *_ in feeds])
             positions = [start + len(tokens) for _, start, tokens, _ in feeds]
             offsets = [len(chains[row.slot]) for row in drafting]
-            chosen, q = self._propose(hidden, sampling, positions, offsets)
+            places = [
+                Place(i, trunk.rules, chains[row.slot])
+                for i, (row, (trunk, *_)) in enumerate(zip(drafting, feeds, strict=True))
+                if trunk.rules is not None
+            ]
+            chosen, q = self._propose(hidden, sampling, positions, offsets, places)
             still = []
             for i, row in enumerate(drafting):
                 chains[row.slot].append(chosen[i])
@@ -223,17 +249,22 @@ class Speculator:
         positions: list[int] = []
         offsets: list[int] = []
         excluded: list[int] = []
+        places: list[Place] = []
         for row in rows:
             trunk, chain = self._trunks[row.slot], chains[row.slot]
             start = trunk.feed_start()
             tokens = trunk.tokens[start:] + chain
             first = len(trunk.tokens) - 1 - start
             feeds.append((trunk, start, tokens, first))
+            if trunk.rules is not None:
+                places += chain_places(len(keys), trunk.rules, chain)
             keys += [trunk.key] * (len(chain) + 1)
             positions += range(len(trunk.tokens), len(trunk.tokens) + len(chain) + 1)
             offsets += range(len(chain) + 1)
             excluded += [*chain, -1]
         logits = self._logits(self._feed(feeds))
+        if places:
+            logits = processed(logits, places)
         tokens_np, scores_np, chain_scores = draft_choice.fork_candidates(
             logits,
             RowSampling.from_keys(keys),
@@ -254,8 +285,11 @@ class Speculator:
             )
             outcomes = self._select(self._trunks[row.slot], row, candidates)
             self._asked[row.slot] = candidates
-            tree.rows[row.slot] = Branches(row, self._trunks[row.slot], outcomes)
-            self._cache.begin_round(row.slot, [(row.prefix_hash, k, t) for k, t in outcomes])
+            branches = Branches(row, self._trunks[row.slot], outcomes)
+            tree.rows[row.slot] = branches
+            entries = [(row.prefix_hash, k, t) for k, t in outcomes]
+            goals = branches.goals(self._spec.k, self._spec.taper)
+            self._cache.begin_round(row.slot, entries, goals)
         self._tree = tree
 
     def _select(self, trunk: Trunk, row: DraftRow, scores: ChainScores) -> list[tuple[int, int]]:
@@ -284,6 +318,8 @@ class Speculator:
             return
         device = self._model.backend.device
         branches = BranchBatches(tree, self._scratch_start, self.budget, spec.k, device)
+        chains = {slot: self._asked[slot].chain for slot in tree.rows}
+        suffixes = tree.suffixes(chains)
         for step in range(spec.k):
             alive, spans = branches.alive(step, spec.taper)
             if not len(alive):
@@ -294,7 +330,10 @@ class Speculator:
                 branches.sampling(alive),
                 branches.chosen_positions(step, alive),
                 [step] * len(alive),
+                suffixes.places(alive),
+                MASK_SECONDS,
             )
+            suffixes.extend(alive, chosen)
             branches.tokens[alive] = chosen
             tree.q.append(q)
             tree.spans.append(spans)
@@ -341,16 +380,23 @@ class Speculator:
         sampling: RowSampling,
         positions: draft_choice.Ints,
         offsets: draft_choice.Ints,
+        places: list[Place],
+        mask_seconds: float | None = None,
     ) -> tuple[list[int], torch.Tensor | None]:
         """Next token of each row and, under the rejection rule, what it was drawn from.
 
-        ``offsets`` count the tokens of the row's chain before it.
+        ``offsets`` count the tokens of the row's chain before it; ``places`` are the rows that have
+        processors.
         """
         model, spec = self._model, self._spec
-        if spec.rule == "shared_noise" or sampling.greedy.all():
+        if places:
+            logits = processed(self._logits(hidden, self._vocab), places, mask_seconds)
+        elif spec.rule == "shared_noise" or sampling.greedy.all():
             return choose_from(model, hidden, sampling, positions, self._vocab).tolist(), None
+        else:
+            logits = self._logits(hidden, self._vocab)
         tokens, q = draft_choice.propose(
-            self._logits(hidden, self._vocab),
+            logits,
             sampling,
             positions,
             spec.rule,

@@ -17,6 +17,7 @@ from ipc.messages import DraftRow
 from models.batch import ForwardBatch
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.sampling.filters import RowSampling
+from ssd_pipe.sampling.processors import Place, SequenceRules
 
 
 @dataclass(slots=True)
@@ -32,6 +33,11 @@ class Branches:
         if step >= self.row.depth or not self.outcomes:
             return 0
         return max(1, math.ceil(len(self.outcomes) * taper**step))
+
+    def goals(self, k: int, taper: float) -> list[int]:
+        """How many tokens each branch gets in k passes."""
+        alive = [self.alive(step, taper) for step in range(k)]
+        return [sum(entry < limit for limit in alive) for entry in range(len(self.outcomes))]
 
 
 @dataclass(slots=True)
@@ -52,6 +58,18 @@ class Tree:
     def size(self) -> int:
         return sum(len(branches.outcomes) for branches in self.rows.values())
 
+    def suffixes(self, chains: dict[int, list[int]]) -> Suffixes:
+        """What each branch says after the committed tokens; ``chains`` by slot."""
+        return Suffixes(
+            [
+                (branches.trunk.rules, [*chains[slot][:k], token])
+                for slot, branches in self.rows.items()
+                for k, token in branches.outcomes
+            ]
+            if any(branches.trunk.rules is not None for branches in self.rows.values())
+            else []
+        )
+
     def distributions(self, slot: int, entry: int, depth: int) -> torch.Tensor | None:
         """What the first ``depth`` tokens of an entry were drawn from [depth, V]; None if lost."""
         rows = []
@@ -61,6 +79,29 @@ class Tree:
                 return None
             rows.append(q[span.start + entry])
         return torch.stack(rows) if len(rows) == depth else None
+
+
+@dataclass(slots=True)
+class Suffixes:
+    """The branches' tokens, for processors; empty if no row has any."""
+
+    branches: list[tuple[SequenceRules | None, list[int]]]
+
+    def places(self, alive: np.ndarray) -> list[Place]:
+        """Of the living branches, numbered as they stand in ``alive``."""
+        if not self.branches:
+            return []
+        return [
+            Place(row, rules, suffix)
+            for row, (rules, suffix) in enumerate(self.branches[i] for i in alive.tolist())
+            if rules is not None
+        ]
+
+    def extend(self, alive: np.ndarray, chosen: list[int]) -> None:
+        """The living branches got a token each."""
+        if self.branches:
+            for i, token in zip(alive.tolist(), chosen, strict=True):
+                self.branches[i][1].append(token)
 
 
 class BranchBatches:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ssd_pipe.engine.blocks import BlockTable
 from ssd_pipe.params import NoiseKey
+from ssd_pipe.sampling.processors import SequenceRules
 
 
 @dataclass(slots=True, eq=False)
@@ -22,20 +23,25 @@ class Trunk:
         table: blocks of the draft's KV.
         written: token fed at each position, proposals included.
         agreed: leading positions where ``written`` equals ``tokens``.
+        rules: its processors with ``tokens`` taken in, None without any.
     """
 
+    rid: int
     slot: int
     key: NoiseKey
     tokens: list[int]
     table: BlockTable = field(default_factory=BlockTable)
     written: list[int] = field(default_factory=list)
     agreed: int = 0
+    rules: SequenceRules | None = None
 
     def commit(self, length: int, tokens: Sequence[int]) -> None:
         """Append committed tokens after the first ``length``. Raises ValueError on a gap."""
         if length != len(self.tokens):
             raise ValueError(f"draft has {len(self.tokens)} tokens, scheduler counts {length}")
         self.tokens.extend(tokens)
+        if self.rules is not None:
+            self.rules.commit(tokens)
         self._agree()
 
     def adopt(self, cached_tokens: int) -> None:

@@ -12,6 +12,8 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from ssd_pipe.params import NoiseKey
 
 MASK = 2**64 - 1
@@ -33,7 +35,10 @@ def initial(key: NoiseKey, rule: str = "shared_noise", saguaro_c: float = 1.0) -
     settings = struct.pack(
         "<qdddqd", key.seed, key.temperature, key.top_p, key.min_p, key.top_k, saguaro_c
     )
-    digest = hashlib.blake2b(settings + rule.encode(), digest_size=8).digest()
+    settings += rule.encode()
+    if key.processors is not None:
+        settings += msgspec.msgpack.encode(key.processors)
+    digest = hashlib.blake2b(settings, digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -35,6 +35,7 @@ class Request:
         after_miss: the last outcome was not in the cache.
         announced: leading blocks of ``table`` that the target has been told of.
         draft_length: committed tokens the draft has been told of, -1 before it knows the request.
+        logprobs: most likely tokens to report at each position, -1 for no logprobs.
     """
 
     rid: int
@@ -64,6 +65,7 @@ class Request:
     hits: int = 0
     misses: int = 0
     cached_prompt_tokens: int = 0
+    logprobs: int = -1
 
     @classmethod
     def from_message(cls, message: AddRequest, hash0: int, table: BlockTable) -> Request:
@@ -77,6 +79,7 @@ class Request:
             arrived_ns=message.arrived_ns,
             prefix_hash=extend_all(hash0, message.tokens),
             table=table,
+            logprobs=message.logprobs,
         )
 
     @property

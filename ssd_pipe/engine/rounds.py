@@ -42,6 +42,7 @@ class RoundPlanner:
 
     Attributes:
         acceptance: running estimate, for pacing.
+        round: number of the latest draft round.
         times: running stage times in seconds ("verify" by tokens, "step", "glue").
     """
 
@@ -54,7 +55,7 @@ class RoundPlanner:
         self._ngrams: dict[int, NgramProposer] = {}
         self._missed: set[int] = set()
         self._handovers = 0
-        self._rounds = 0
+        self.round = 0
         self.acceptance = AcceptanceEstimator(spec.k)
         self.times = StageTimes()
         width = spec.k + 1
@@ -100,7 +101,9 @@ class RoundPlanner:
 
     def worth_waiting(self, request: Request, batch: int) -> bool:
         """Whether a hit should wait for the draft's next depth (see ``pacing``)."""
-        if request.entry < 0 or len(request.chain) >= self._spec.k or batch > 1:
+        if self._cache is None or request.entry < 0 or batch > 1:
+            return False
+        if len(request.chain) >= self._cache.goal_of(request.slot, request.entry):
             return False
         step = self.times.time("step")
         if not step:
@@ -178,7 +181,7 @@ class RoundPlanner:
 
     def plan_draft(self, step: Step, backups: dict[int, int]) -> tuple[DraftPlan, dict[int, int]]:
         """The draft's part of a step and the hand-over numbers by slot (rejection rule)."""
-        self._rounds += 1
+        self.round += 1
         handovers: dict[int, int] = {}
         begin, rows = [], []
         for row in step.rows:
@@ -188,7 +191,7 @@ class RoundPlanner:
                 begin.append(self._start(request))
             if row.sample and (self._mode == "ssd" or row.request.slot in backups):
                 rows.append(self._draft_row(row, backups.get(request.slot, 0), handovers))
-        plan = DraftPlan(round=self._rounds, rows=rows, begin=begin, drop=step.dropped)
+        plan = DraftPlan(round=self.round, rows=rows, begin=begin, drop=step.dropped)
         return plan, handovers
 
     @staticmethod
@@ -203,7 +206,7 @@ class RoundPlanner:
         request.draft_length = len(request.tokens)
         handover = 0
         sampled = self._spec.rule == "rejection" and request.key.temperature > 0
-        if sampled and (backup or request.sampled_chain):
+        if sampled and (backup or (request.sampled_chain and request.chain)):
             self._handovers += 1
             handover = handovers[request.slot] = self._handovers
         return DraftRow(

@@ -12,11 +12,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ipc.messages import RowOutcome, SeqStart, StepPlan, StepRow
+from ipc.messages import Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
 from ssd_pipe.engine.hashing import extend_all
 from ssd_pipe.engine.request import Request, Status
 from ssd_pipe.errors import RequestError
+
+FAILED = "failed"
+MAX_BEGIN_BYTES = 256 << 10
+"""Processors, and the cached prompts they look at, that one step may carry if it begins several."""
+TOKEN_BYTES = 5  # of a token id in MessagePack, at most
 
 
 @dataclass(slots=True)
@@ -70,7 +75,17 @@ class Step:
                     handover=handovers.get(request.slot, 0),
                 )
             )
-        begin = [SeqStart(rid=r.rid, slot=r.slot, key=r.key) for r in self.begun]
+        starts = {id(row.request): row.start for row in self.rows}
+        begin = [
+            SeqStart(
+                rid=r.rid,
+                slot=r.slot,
+                key=r.key,
+                tokens=r.tokens[: starts[id(r)]] if r.key.processors is not None else [],
+                logprobs=r.logprobs,
+            )
+            for r in self.begun
+        ]
         return StepPlan(step=self.number, rows=rows, begin=begin, drop=self.dropped)
 
 
@@ -79,6 +94,8 @@ class Emission:
     """Tokens a step added to a request. ``outcome`` is the raw one, ``finish`` "" while it lives.
 
     ``prefix_hash`` is the request's before these tokens: with the outcome, the cache's key.
+    ``finish`` is FAILED if the target could not go on; the outcome says why. ``logprobs``: one per
+    token, where asked for.
     """
 
     request: Request
@@ -87,6 +104,10 @@ class Emission:
     outcome: RowOutcome
     prefix_hash: int
     finish: str
+
+    @property
+    def logprobs(self) -> list[Logprobs]:
+        return self.outcome.logprobs[: len(self.tokens)]
 
 
 @dataclass(slots=True)
@@ -183,10 +204,16 @@ class Scheduler:
             if request.status is Status.RUNNING and not request.prefilled and budget > 0:
                 budget -= self._add_chunk(request, budget, rows)
         # A step that preempted admits nobody: whoever left would be let in again at once.
+        room = MAX_BEGIN_BYTES
         while preempted == self.preemptions and self.waiting and budget > 0 and self._free_slots:
             request = self.waiting[0]
-            if not self._admit(request):
+            processors = request.key.processors
+            extra = 0
+            if processors is not None:
+                extra = processors.wire_bytes + TOKEN_BYTES * len(request.tokens)
+            if (begun and extra > room) or not self._admit(request):
                 break
+            room -= extra
             begun.append(request)
             budget -= self._add_chunk(request, budget, rows)
         rows = [row for row in rows if row.request.status is Status.RUNNING]
@@ -237,6 +264,9 @@ class Scheduler:
         if not 0 <= k <= len(chain):
             raise ValueError(f"{k} of {len(chain)} proposals accepted")
         before = request.prefix_hash
+        if outcome.failure:
+            self._finish(request)
+            return Emission(request, [], 0, outcome, before, FAILED)
         tokens, finish = self._cut(request, [*chain[:k], outcome.token])
         if row.decoding:
             request.rounds += 1

@@ -63,6 +63,7 @@ def _slot_dtype(entries: int, k: int) -> np.dtype[np.void]:
             ("hash", "<u8", (rows,)),
             ("outcome", "<i8", (rows,)),  # accepted << 32 | token
             ("depth", "<i4", (rows,)),
+            ("goal", "<i4", (rows,)),
             ("tokens", "<i4", (k, rows)),
             ("probs", "<f4", (k, rows)),
         ]
@@ -132,13 +133,21 @@ class SpeculationCache:
         self._hash = [s["hash"] for s in body]
         self._outcome = [s["outcome"] for s in body]
         self._depth = [s["depth"] for s in body]
+        self._goal = [s["goal"] for s in body]
         self._tokens = [s["tokens"] for s in body]
         self._probs = [s["probs"] for s in body]
         self._count = [0] * slots
 
     def close(self) -> None:
         """Drop every view of the buffer, so that its owner can close it; no call may follow."""
-        for views in (self._hash, self._outcome, self._depth, self._tokens, self._probs):
+        for views in (
+            self._hash,
+            self._outcome,
+            self._depth,
+            self._goal,
+            self._tokens,
+            self._probs,
+        ):
             views.clear()
         self._sequence.clear()
         self._header.release()
@@ -158,11 +167,17 @@ class SpeculationCache:
 
     # ------------------------------------------------------------------ writer
 
-    def begin_round(self, slot: int, keys: Sequence[tuple[int, int, int]]) -> None:
+    def begin_round(
+        self,
+        slot: int,
+        keys: Sequence[tuple[int, int, int]],
+        goals: Sequence[int] | NDArray[np.integer] | None = None,
+    ) -> None:
         """Replace a slot's branches by new ones, with no token ready yet; keeps its chain row.
 
         Args:
             keys: (prefix hash, accepted k, token t*) of each branch, at most ``entries``.
+            goals: how deep each branch will get if nothing stops the draft, k by default.
         """
         n = len(keys)
         if n > self.entries:
@@ -172,6 +187,7 @@ class SpeculationCache:
         self._turn(slot, _BRANCHES)  # (1)
         self._outcome[slot][n : self.entries] = _NO_OUTCOME
         self._depth[slot][: self.entries] = 0
+        self._goal[slot][:n] = self.k if goals is None else goals
         self._hash[slot][:n] = hashes
         self._outcome[slot][:n] = outcomes
         self._turn(slot, _BRANCHES)  # (2)
@@ -248,6 +264,10 @@ class SpeculationCache:
     def depth_of(self, slot: int, entry: int) -> int:
         """Tokens ready in a row now. Whose row it is only ``lookup`` can tell."""
         return int(self._depth[slot][entry])
+
+    def goal_of(self, slot: int, entry: int) -> int:
+        """Depth a row will reach if nothing stops the draft; see ``depth_of``."""
+        return int(self._goal[slot][entry])
 
     def tokens_of(self, slot: int, entry: int) -> list[int]:
         """Tokens ready in a row now, empty if they cannot be token ids; see ``depth_of``."""

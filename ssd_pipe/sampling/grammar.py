@@ -70,8 +70,8 @@ class GrammarState:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Tokens of output have been added."""
-        matcher = self._matcher
-        if not self.failure and tokens and not matcher.consume_tokens(list(tokens)):
+        matcher = self._matcher()
+        if matcher is not None and tokens and not matcher.consume_tokens(list(tokens)):
             self.failure = _first_line(matcher.get_error())
 
     def mask(self, suffix: Sequence[int]) -> bytes | None:
@@ -79,25 +79,31 @@ class GrammarState:
 
         None where ``suffix`` does not fit the grammar: no such text will be, so anything goes.
         """
-        matcher = self._matcher
-        if self.failure:
+        matcher = self._matcher()
+        if matcher is None:
             return None
         if suffix:
             matcher = matcher.deep_copy()
             if matcher.try_consume_tokens(list(suffix)) < len(suffix):
                 return None
         mask = matcher.compute_bitmask()
-        if matcher.is_error():
-            if not suffix:
-                self.failure = _first_line(matcher.get_error())
-            return None
-        return mask
-
-    @property
-    def _matcher(self) -> llguidance.LLMatcher:
-        matcher = self._coming.result()
-        if not self.failure and matcher.is_error():
+        if not matcher.is_error():
+            return mask
+        if not suffix:
             self.failure = _first_line(matcher.get_error())
+        return None
+
+    def _matcher(self) -> llguidance.LLMatcher | None:
+        if self.failure:
+            return None
+        try:
+            matcher = self._coming.result()
+        except Exception as error:  # whatever the library makes of the tokenizer
+            self.failure = _first_line(str(error))
+            return None
+        if matcher.is_error():
+            self.failure = _first_line(matcher.get_error())
+            return None
         return matcher
 
 

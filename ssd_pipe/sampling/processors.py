@@ -132,9 +132,7 @@ class Edits:
         """Make ``ids`` impossible."""
         self._bans.append((row, ids))
 
-    def penalise(
-        self, row: int, ids: np.ndarray, counts: np.ndarray, settings: Processors
-    ) -> None:
+    def penalise(self, row: int, ids: np.ndarray, counts: np.ndarray, settings: Processors) -> None:
         """Penalise distinct ``ids``, which occur ``counts`` times in the output."""
         self._penalties.append((row, ids, counts, settings))
 

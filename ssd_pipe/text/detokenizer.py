@@ -17,6 +17,7 @@ from ssd_pipe.text.tokenizer import Tokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
+_SPACE = "\u2581"  # what sentencepiece writes for a space
 
 
 class Detokenizer(Protocol):
@@ -41,6 +42,18 @@ class DetokenizerFactory:
         if self._byte_level:
             return ByteStreamDetokenizer(self._token_bytes)
         return WindowDetokenizer(self._tokenizer)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 text of one token by itself, maybe part of a character; a special token's name."""
+        if token_id in self._tokenizer.special_ids or not self._byte_level:
+            return self._named_bytes(token_id)
+        return self._token_bytes[token_id]
+
+    def _named_bytes(self, token_id: int) -> bytes:
+        name = self._tokenizer.backend.id_to_token(token_id) or ""
+        if _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(name[3:5], 16)])
+        return name.replace(_SPACE, " ").encode()
 
 
 class _TokenBytes(dict[int, bytes]):

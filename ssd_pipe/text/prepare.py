@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ipc.messages import Submit
 from ssd_pipe.errors import RequestError
-from ssd_pipe.params import MAX_SEED, NoiseKey
+from ssd_pipe.params import MAX_SEED, NoiseKey, Processors, SamplingParams, derived_seed
+from ssd_pipe.text.response_format import grammar_of
 from ssd_pipe.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters; more takes longer to tokenize than an event loop should wait
@@ -17,11 +18,12 @@ MAX_ID = 128  # characters
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A valid request. ``max_tokens`` fits the room left; ``stop_ids`` includes EOS."""
+    """A valid request. ``max_tokens`` fits the room left; ``stop_ids`` includes EOS; one key for
+    each answer wanted."""
 
     tokens: list[int]
     max_tokens: int
-    key: NoiseKey
+    keys: list[NoiseKey]
     stop_ids: list[int]
 
 
@@ -47,7 +49,7 @@ class Preparer:
     def is_long(submit: Submit) -> bool:
         """Whether tokenizing it should not be done on an event loop."""
         length = len(submit.prompt or "") + sum(len(m.content) for m in submit.messages or ())
-        return length > LONG_TEXT
+        return length > LONG_TEXT or submit.params.response_format is not None
 
     def prepare(self, submit: Submit) -> Prepared:
         """Raises RequestError naming the field at fault."""
@@ -56,6 +58,8 @@ class Preparer:
         params = submit.params
         params.validate()
         self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_ids(tuple(params.logit_bias or ()), "logit_bias")
+        grammar = self._grammar(params)
         field, tokens = self._tokens(submit)
         room = self._max_model_len - len(tokens)
         if room < 1:
@@ -65,12 +69,32 @@ class Preparer:
                 f"{self._max_model_len}",
                 field,
             )
-        stop_ids = [*(() if params.ignore_eos else self._eos_ids), *params.stop_token_ids]
-        key = NoiseKey()  # the same for all greedy requests: nothing else shapes their tokens
-        if params.temperature > 0:
-            seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
-            key = NoiseKey(seed, params.temperature, params.top_p, params.top_k, params.min_p)
-        return Prepared(tokens, min(params.max_tokens, room), key, list(dict.fromkeys(stop_ids)))
+        eos = () if params.ignore_eos else self._eos_ids
+        stop_ids = list(dict.fromkeys([*eos, *params.stop_token_ids]))
+        processors = Processors(
+            prompt_len=len(tokens),
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=tuple((params.logit_bias or {}).items()),
+            min_tokens=params.min_tokens,
+            stop_ids=tuple(stop_ids),
+            grammar=grammar,
+        )
+        keys = _keys(params, None if processors.neutral else processors)
+        return Prepared(tokens, min(params.max_tokens, room), keys, stop_ids)
+
+    def _grammar(self, params: SamplingParams) -> str:
+        grammar = grammar_of(params.response_format)
+        if not grammar:
+            return ""
+        # The grammar says where the text ends, and only an EOS can say so.
+        for field, given in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens)):
+            if given:
+                raise RequestError(400, "cannot be combined with response_format", field)
+        if not self._eos_ids:
+            raise RequestError(400, "the model has no end-of-sequence token", "response_format")
+        return grammar
 
     def _tokens(self, submit: Submit) -> tuple[str, list[int]]:
         forms = {
@@ -108,3 +132,12 @@ class Preparer:
                 raise RequestError(
                     400, f"{token_id} is not a token id, they are 0..{self._vocab_size - 1}", field
                 )
+
+
+def _keys(params: SamplingParams, processors: Processors | None) -> list[NoiseKey]:
+    """One per answer. All greedy ones are alike: nothing else shapes their tokens."""
+    if params.temperature == 0:
+        return [NoiseKey(processors=processors)] * params.n
+    seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
+    shape = (params.temperature, params.top_p, params.top_k, params.min_p, processors)
+    return [NoiseKey(derived_seed(seed, index), *shape) for index in range(params.n)]

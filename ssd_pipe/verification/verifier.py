@@ -10,15 +10,19 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-from ipc.messages import RowOutcome, StepPlan, StepRow
+from ipc.messages import Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
 from ssd_pipe.config import Rule
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import rejection, shared_noise
+from ssd_pipe.sampling.grammar import Grammars
+from ssd_pipe.sampling.logprobs import token_logprobs
+from ssd_pipe.sampling.processors import Place, TrackedRules, chain_places, processed
 
 Proposals = Callable[[int, int, int], torch.Tensor | None]
 """(slot, hand-over number, chain length) -> draft distributions [K, V] float32, None if lost."""
@@ -26,9 +30,14 @@ Proposals = Callable[[int, int, int], torch.Tensor | None]
 
 @dataclass(slots=True)
 class SlotState:
-    """What the target keeps of one running sequence."""
+    """What the target keeps of one running sequence.
+
+    ``tracked``: its processors, None without; ``logprobs``: see AddRequest.
+    """
 
     key: NoiseKey
+    tracked: TrackedRules | None = None
+    logprobs: int = -1
     blocks: array[int] = field(default_factory=lambda: array("i"))
 
 
@@ -45,9 +54,17 @@ class Verifier:
     """The target model, its KV, and the slots of the running sequences."""
 
     def __init__(
-        self, model: Transformer, kv: KVCache, block_size: int, rule: Rule, proposals: Proposals
+        self,
+        model: Transformer,
+        kv: KVCache,
+        block_size: int,
+        rule: Rule,
+        proposals: Proposals,
+        grammars: Grammars | None = None,
     ) -> None:
+        """Without ``grammars``, requests that have one fail."""
         self._model = model
+        self._grammars = grammars
         self._kv = kv
         self._block_size = block_size
         self._rule = rule
@@ -59,9 +76,12 @@ class Verifier:
         for slot in plan.drop:
             self._slots.pop(slot, None)
         for start in plan.begin:
-            self._slots[start.slot] = SlotState(start.key)
+            self._slots[start.slot] = self._begin(start)
         for row in plan.rows:
-            self._slots[row.slot].blocks.extend(row.blocks)
+            state = self._slots[row.slot]
+            state.blocks.extend(row.blocks)
+            if state.tracked is not None:
+                state.tracked.feed(row.start, row.tokens, row.chain)
         inputs = [
             BatchRow(self._slots[row.slot].blocks, row.start, row.tokens, self._first_logit(row))
             for row in plan.rows
@@ -72,26 +92,86 @@ class Verifier:
         sampled = [row for row in plan.rows if row.sample]
         if not sampled:
             return Verified([], forward_ns)
-        outcomes = self._judge(hidden, sampled)
-        return Verified([RowOutcome(k, token) for k, token in outcomes], forward_ns)
+        return Verified(self._judge(hidden, sampled), forward_ns)
+
+    def _begin(self, start: SeqStart) -> SlotState:
+        processors = start.key.processors
+        tracked = None
+        if processors is not None and self._model.tp.rank == 0:
+            tracked = TrackedRules(processors, self._grammars, start.tokens)
+        return SlotState(start.key, tracked, start.logprobs)
 
     @staticmethod
     def _first_logit(row: StepRow) -> int:
         return len(row.tokens) - 1 - row.chain if row.sample else len(row.tokens)
 
-    def _judge(self, hidden: torch.Tensor, rows: list[StepRow]) -> list[tuple[int, int]]:
+    def _judge(self, hidden: torch.Tensor, rows: list[StepRow]) -> list[RowOutcome]:
         """hidden [sum(chain + 1), H], rows in order; empty on ranks other than 0."""
-        model = self._model
-        chains = [row.tokens[len(row.tokens) - row.chain :] for row in rows]
-        keys = [self._slots[row.slot].key for row in rows]
-        starts = [row.start + len(row.tokens) - row.chain for row in rows]
-        if self._rule == "shared_noise" and model.tp.size == 1:
-            return shared_noise.judge_from(model, hidden, chains, keys, starts)
-        logits = model.logits(hidden)
-        if logits is None:
+        slots = [self._slots[row.slot] for row in rows]
+        special = [slot.tracked is not None or slot.logprobs >= 0 for slot in slots]
+        if not any(special):
+            return self._judge_plain(hidden, rows)
+        if not self._fused or all(special):
+            return self._judge_special(hidden, rows)
+        # The others keep the path they would have alone, hence their exact scores.
+        of_special = np.repeat(special, [row.chain + 1 for row in rows])
+        parts = []
+        for judge, wanted in ((self._judge_special, True), (self._judge_plain, False)):
+            index = torch.from_numpy(np.flatnonzero(of_special == wanted)).to(hidden.device)
+            some = [
+                row for row, is_special in zip(rows, special, strict=True) if is_special == wanted
+            ]
+            parts.append(iter(judge(hidden[index], some)))
+        return [next(parts[0] if is_special else parts[1]) for is_special in special]
+
+    @property
+    def _fused(self) -> bool:
+        """Tokens are chosen straight from hidden states where nothing else asks for logits."""
+        return self._rule == "shared_noise" and self._model.tp.size == 1
+
+    def _judge_plain(self, hidden: torch.Tensor, rows: list[StepRow]) -> list[RowOutcome]:
+        """Rows with neither processors nor logprobs."""
+        if self._fused:
+            judged = shared_noise.judge_from(self._model, hidden, *self._chains(rows))
+        else:
+            logits = self._model.logits(hidden)
+            judged = [] if logits is None else self._judge_logits(logits, rows)
+        return [RowOutcome(k, token) for k, token in judged]
+
+    def _judge_special(self, hidden: torch.Tensor, rows: list[StepRow]) -> list[RowOutcome]:
+        """Rows of any kind."""
+        raw = self._model.logits(hidden)
+        if raw is None:
             return []
+        slots = [self._slots[row.slot] for row in rows]
+        chains, *_ = self._chains(rows)
+        first = np.cumsum([0, *(len(chain) + 1 for chain in chains)])[:-1].tolist()
+        places: list[Place] = []
+        for start, slot, chain in zip(first, slots, chains, strict=True):
+            if slot.tracked is not None:
+                places += chain_places(start, slot.tracked.rules, chain)
+        judged = self._judge_logits(processed(raw, places) if places else raw, rows)
+        asked = [slot.logprobs for slot in slots]
+        logprobs = _chain_logprobs(raw, first, chains, judged, asked)
+        return [
+            _failed(slot) or RowOutcome(k, token, own)
+            for slot, (k, token), own in zip(slots, judged, logprobs, strict=True)
+        ]
+
+    def _chains(self, rows: list[StepRow]) -> tuple[list[list[int]], list[NoiseKey], list[int]]:
+        """Chains, noise keys, and the position of each chain's first token."""
+        return (
+            [row.tokens[len(row.tokens) - row.chain :] for row in rows],
+            [self._slots[row.slot].key for row in rows],
+            [row.start + len(row.tokens) - row.chain for row in rows],
+        )
+
+    def _judge_logits(self, logits: torch.Tensor, rows: list[StepRow]) -> list[tuple[int, int]]:
+        """The acceptance rule on logits [sum(chain + 1), V]."""
+        chains, keys, starts = self._chains(rows)
         if self._rule == "shared_noise":
-            return shared_noise.judge(logits, chains, keys, starts, model.backend.sampling)
+            kernels = self._model.backend.sampling
+            return shared_noise.judge(logits, chains, keys, starts, kernels)
         q: list[torch.Tensor | None] = []
         lost = []
         for row in rows:
@@ -99,3 +179,36 @@ class Verifier:
             q.append(handed)
             lost.append(bool(row.handover) and handed is None)
         return rejection.judge(logits, chains, keys, starts, q, lost)
+
+
+def _failed(slot: SlotState) -> RowOutcome | None:
+    if slot.tracked is None or not slot.tracked.rules.failure:
+        return None
+    return RowOutcome(0, 0, failure=slot.tracked.rules.failure)
+
+
+def _chain_logprobs(
+    raw: torch.Tensor,
+    first: list[int],
+    chains: list[list[int]],
+    judged: list[tuple[int, int]],
+    asked: list[int],
+) -> list[list[Logprobs]]:
+    """Of the tokens each chain's outcome emits; nothing where ``asked`` is negative.
+
+    ``first`` are the chains' first rows in ``raw`` [sum(chain + 1), V].
+    """
+    rows: list[int] = []
+    tokens: list[int] = []
+    counts: list[int] = []
+    for start, chain, (k, token), count in zip(first, chains, judged, asked, strict=True):
+        if count >= 0:
+            rows += range(start, start + k + 1)
+            tokens += [*chain[:k], token]
+            counts += [count] * (k + 1)
+    index = torch.tensor(rows, dtype=torch.int64, device=raw.device)
+    found = iter(token_logprobs(raw[index], tokens, counts))
+    return [
+        [next(found) for _ in range(k + 1)] if count >= 0 else []
+        for (k, _), count in zip(judged, asked, strict=True)
+    ]

@@ -14,14 +14,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+import zmq
 
+from ipc import sockets
+from ipc.messages import Chunk, ClientMessage, Submit
+from ipc.rundir import RunDir
 from procs import gateway
 from procs.liveness import StopFlag
 from procs.runtime import Runtime
-from ssd_pipe.config import GatewaySection
+from ssd_pipe import logs
+from ssd_pipe.config import GatewaySection, config_from_mapping
 from ssd_pipe.config_load import load
 from ssd_pipe.supervisor import Supervisor
-from tests.frontend_peer import TEMPLATE, Pipeline
+from tests.frontend_peer import TEMPLATE, Pipeline, model_folder
 from tests.pipelines import byte_model
 
 KEY = "sesame"
@@ -117,7 +122,9 @@ class _Told(Runtime):
 
 
 @contextlib.contextmanager
-def gateway_before(pipeline: Pipeline, **settings: Any) -> Iterator[tuple[StopFlag, Server]]:
+def gateway_before(
+    pipeline: Pipeline | PlayedFrontend, **settings: Any
+) -> Iterator[tuple[StopFlag, Server]]:
     """A gateway on a thread, before the frontend of a ``tests.frontend_peer`` pipeline."""
     section = GatewaySection(enabled=True, port=0, **settings)
     config = msgspec.structs.replace(pipeline.config, gateway=section)
@@ -140,3 +147,53 @@ def wait_for(condition: Callable[[], bool], seconds: float = WAIT) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.02)
+
+
+class PlayedFrontend:
+    """The public endpoint of a pipeline, played: it answers each Submit with given chunks.
+
+    It has what ``gateway_before`` needs of a Pipeline.
+
+    Attributes:
+        submitted: what has been asked.
+    """
+
+    def __init__(self, folder: Path, chunks: list[Chunk]) -> None:
+        self.endpoint = f"ipc://{folder / 'public'}"
+        self.submitted: list[Submit] = []
+        self._chunks = chunks
+        model = folder / "model"
+        model.mkdir()
+        self.config = config_from_mapping(
+            {
+                "mode": "ar",
+                "target": {"model": str(model_folder(model))},
+                "run": {"shm_dir": str(folder), "endpoint": self.endpoint},
+            }
+        )
+        self.rundir = RunDir.create(folder, "t")
+        self.log = logs.configure("gateway", folder / "gateway.jsonl", "info", False)
+        self._socket = sockets.bind(zmq.ROUTER, self.endpoint)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+        while not self._stop.is_set():
+            if not self._socket.poll(20):
+                continue
+            client, data = self._socket.recv_multipart()
+            message = decoder.decode(data)
+            if isinstance(message, Submit):
+                self.submitted.append(message)
+                for chunk in self._chunks:
+                    answer = msgspec.structs.replace(chunk, id=message.id)
+                    self._socket.send_multipart([client, msgspec.msgpack.encode(answer)])
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._socket.close(0)
+        self.rundir.close()
+        logs.close()

@@ -9,6 +9,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from ipc.messages import AddRequest, ChainReady
 from models.registry import load_model
 from ssd_pipe.config import Mode, PipelineConfig
@@ -20,6 +23,20 @@ from ssd_pipe.engine.scheduler import Scheduler
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.verification.verifier import Verifier
+
+
+class LocalHandover:
+    """Hand-over of distributions within one thread, in the shape of ipc.handover.Handover."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int], np.ndarray | None] = {}
+
+    def put(self, slot: int, number: int, rows: np.ndarray | None) -> None:
+        self._rows[slot, number] = rows
+
+    def take(self, slot: int, number: int, length: int) -> torch.Tensor | None:
+        rows = self._rows.pop((slot, number))
+        return None if rows is None else torch.from_numpy(rows[:length])
 
 
 class LocalPipeline:
@@ -42,9 +59,10 @@ class LocalPipeline:
         self.random = random.Random(seed)
         self.haste = haste
         self.config = config
+        self.handover = LocalHandover()
         model = load_model(target, backend=backend)
         self.verifier = Verifier(
-            model, model.make_kv(blocks, size), size, spec.rule, lambda *_: None
+            model, model.make_kv(blocks, size), size, spec.rule, self.handover.take
         )
         self.speculator: Speculator | None = None
         cache = None
@@ -62,8 +80,9 @@ class LocalPipeline:
                 blocks * size,
                 cache,
                 spec,
-                None,
+                self.handover,
             )
+        self.cache = cache
         self.planner = RoundPlanner(mode, spec, cache)
         self.target_blocks = BlockManager(blocks, size)
         self.scheduler = Scheduler(

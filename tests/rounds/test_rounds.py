@@ -163,3 +163,34 @@ def test_same_prompt_again_uses_the_prefix_cache(target: Path, drafts: dict[str,
     pipeline.add(1, prompt + first[:30], 10)
     assert pipeline.run()[1] == first[30:40]
     assert pipeline.target_blocks.hit_tokens > len(prompt)
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("haste", [0.0, 0.5])
+def test_rejection_judges_with_what_was_handed_over(
+    target: Path, drafts: dict[str, Path], mode: Any, haste: float
+) -> None:
+    """A draft equal to the target is always accepted, which takes the right q for every token."""
+    config = settings(rule="rejection", backup="jit")
+    pipeline = LocalPipeline(mode, target, drafts["same"], config, blocks=400, haste=haste)
+    for rid, prompt in enumerate(prompts(5)):
+        pipeline.add(rid, prompt, TOKENS, NoiseKey(seed=rid, temperature=1.0))
+    outputs = pipeline.run()
+    assert [len(tokens) for tokens in outputs.values()] == [TOKENS] * 5
+    counters = pipeline.planner.counters
+    assert counters.accepted == counters.drafted > 0
+
+
+def test_a_branch_knows_how_deep_it_will_get(target: Path, drafts: dict[str, Path]) -> None:
+    config = settings(taper=0.5, fan_out=3)
+    pipeline = LocalPipeline("ssd", target, drafts["same"], config, blocks=80)
+    pipeline.add(0, prompts(1)[0], 30)
+    for _ in range(3):
+        pipeline.step()
+    cache = pipeline.cache
+    assert cache is not None
+    goals = [cache.goal_of(0, entry) for entry in range(15)]
+    assert goals == [cache.depth_of(0, entry) for entry in range(15)]
+    assert goals == sorted(goals, reverse=True)
+    assert goals[0] == 4
+    assert goals[-1] == 1
