@@ -53,16 +53,16 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> str:
     return grammar
 
 
-def _schema(given: Any) -> dict[str, Any] | bool:
+def _schema(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or "schema" not in given:
         raise _error("must be an object with the field schema", "json_schema")
     schema = given["schema"]
-    if not isinstance(schema, dict | bool):
+    if not isinstance(schema, dict):
         raise _error(f"must be an object, got {schema!r}", "json_schema.schema")
     return schema
 
 
-def _of_schema(schema: dict[str, Any] | bool, where: str) -> str:
+def _of_schema(schema: dict[str, Any], where: str) -> str:
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(
             json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE}

@@ -174,6 +174,23 @@ def test_stop_text(api: openai.OpenAI, pipe: Client) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_logprobs_describe_the_tokens_of_the_answer(api: openai.OpenAI) -> None:
+    answer = api.chat.completions.create(
+        model=MODEL, messages=HELLO, temperature=0, max_tokens=12, logprobs=True, top_logprobs=3
+    )
+    choice = answer.choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert answer.usage is not None
+    assert len(choice.logprobs.content) == answer.usage.completion_tokens
+    data = b"".join(bytes(entry.bytes or []) for entry in choice.logprobs.content)
+    assert data.decode(errors="replace") == choice.message.content
+    for entry in choice.logprobs.content:
+        assert len(entry.top_logprobs) == 3
+        # Greedy: the choice is the most likely token.
+        assert entry.logprob == entry.top_logprobs[0].logprob <= 0
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 
@@ -141,6 +142,31 @@ def test_rare_large_noise_is_found(rng: torch.Generator) -> None:
         shifted[:, 0] += step
         assert torch.equal(noised_argmax(shifted, torch.ones(20), keys)[1], winner)
         check(shifted, torch.ones(20), keys)
+
+
+@pytest.mark.parametrize(
+    ("key", "token", "doublings"),
+    [
+        (10592, 35546, 17),
+        (27278, 3179, 16),
+        (27432, 20403, 16),
+        (47991, 30204, 15),
+        (57321, 45583, 33),
+        (77015, 17087, 15),
+    ],
+)
+def test_noise_at_which_the_bound_on_hashes_is_tightest(
+    key: int, token: int, doublings: int
+) -> None:
+    """Large noise of nearly a multiple of log 2 that lifts its token just above all others."""
+    keys = torch.tensor([key])
+    noise = gumbel_rows(keys, token + 1)
+    assert noise[0, token] == pytest.approx(doublings * math.log(2), abs=3e-5)
+    logits = torch.full((1, token + 1), -INF)
+    logits[0, :70] = -noise[0, :70]
+    logits[0, token] = 2e-6 - noise[0, token]
+    assert noised_argmax(logits, torch.ones(1), keys)[1].item() == token
+    check(logits, torch.ones(1), keys)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

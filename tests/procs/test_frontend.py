@@ -9,6 +9,7 @@ from ipc.messages import (
     ChatMessage,
     Chunk,
     Failure,
+    Logprobs,
     Rejected,
     RequestStats,
     ServerMessage,
@@ -18,7 +19,7 @@ from ipc.messages import (
 )
 from procs.frontend import STATS_WAIT
 from ssd_pipe.endpoint import MAX_MESSAGE
-from ssd_pipe.params import NoiseKey, SamplingParams
+from ssd_pipe.params import NoiseKey, Processors, SamplingParams, derived_seed
 from tests.frontend_peer import MAX_LEN, TIMEOUT_MS, Pipeline, pipeline
 from tests.text.vocabularies import byte_level
 
@@ -116,21 +117,140 @@ def test_chat_goes_through_the_template(run, wire):
 
 
 def test_a_stop_text_ends_the_request_on_both_sides(run, wire):
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(stop=("END",), logprobs=0)))
+    added = run.peer.add()
+    head, tail, more = ids("ab E"), ids("ND"), ids("more")
+    run.peer.send(TokensOut(added.rid, head, 0, logprobs=figures(head)))
+    assert wire.recv().text == "ab "
+    late = [*tail, *more]
+    run.peer.send(TokensOut(added.rid, late, 2, logprobs=figures(late)))
+    chunk = wire.recv()
+    assert (chunk.text, chunk.finish_reason, chunk.token_ids) == ("", None, tuple(tail))
+    assert [entry.token_id for entry in chunk.logprobs] == tail
+    assert run.peer.abort() == AbortRequest(added.rid, "stop")
+    # what was under way for it is dropped, its figures are not
+    run.peer.send(TokensOut(added.rid, [7], 0))
+    stats = RequestStats(rounds=3, drafted=9, accepted=2, hits=2, misses=1)
+    run.peer.send(TokensOut(added.rid, [], 0, "stop", stats))
+    last = wire.recv()
+    assert (last.text, last.finish_reason, last.token_ids) == ("", "stop", ())
+    assert last.metrics.output_tokens == len(head) + len(tail)
+    assert (last.metrics.rounds, last.metrics.hit_rate) == (3, pytest.approx(2 / 3))
+    wire.send(Submit(id="a", prompt="y"))  # its id is free again
+    assert run.peer.add().tokens == ids("y")
+
+
+def test_a_stop_text_in_the_schedulers_last_message(run, wire):
     wire.send(Submit(id="a", prompt="x", params=SamplingParams(stop=("END",))))
     added = run.peer.add()
-    tokens = [*ids("ab E"), *ids("ND"), *ids("more")]
-    run.peer.send(TokensOut(added.rid, ids("ab E"), 0))
-    assert wire.recv().text == "ab "
-    run.peer.send(TokensOut(added.rid, [*ids("ND"), *ids("more")], 2))
+    run.peer.send(TokensOut(added.rid, ids("ab END more"), 0, "length", RequestStats(rounds=2)))
     chunk = wire.recv()
-    assert (chunk.text, chunk.finish_reason) == ("", "stop")
-    assert chunk.token_ids == tuple(tokens[len(ids("ab E")) : len(ids("ab E")) + len(ids("ND"))])
-    assert chunk.metrics.output_tokens == len(ids("ab E")) + len(chunk.token_ids)
-    assert run.peer.abort() == AbortRequest(added.rid, "stop")
-    # what was under way for it is dropped, and its id is free again
-    run.peer.send(TokensOut(added.rid, [7], 0))
+    assert (chunk.text, chunk.finish_reason, chunk.metrics.rounds) == ("ab ", "stop", 2)
+    assert chunk.metrics.output_tokens == len(chunk.token_ids) < len(ids("ab END more"))
+
+
+def test_the_scheduler_finishes_while_a_stop_text_is_found(run, wire):
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(stop=("END",))))
+    added = run.peer.add()
+    run.peer.send(TokensOut(added.rid, ids("END"), 0))
+    run.peer.send(TokensOut(added.rid, ids("more"), 0, "length", RequestStats(rounds=5)))
+    assert wire.recv().finish_reason is None
+    last = wire.recv()
+    assert (last.finish_reason, last.token_ids, last.metrics.rounds) == ("stop", (), 5)
+
+
+def test_stop_texts_and_ids_can_be_kept(run, wire):
+    stop_id = ids("x")[0]
+    params = SamplingParams(
+        stop=("END",), stop_token_ids=(stop_id,), include_stop_str_in_output=True
+    )
+    wire.send(Submit(id="a", prompt="x", params=params))
+    wire.send(Submit(id="b", prompt="x", params=params))
+    first, second = run.peer.add(), run.peer.add()
+    run.peer.send(TokensOut(first.rid, ids("ab END more"), 0))
+    assert wire.recv().text == "ab END"
+    run.peer.abort()
+    run.peer.send(TokensOut(second.rid, [*ids("dog"), stop_id], 0, "stop"))
+    assert wire.recv().text == "dogx"
+
+
+def test_no_stop_text_before_min_tokens(run, wire):
+    params = SamplingParams(stop=("ab",), min_tokens=3)
+    wire.send(Submit(id="a", prompt="x", params=params))
+    added = run.peer.add()
+    assert (added.key.processors.min_tokens, added.key.processors.stop_ids) == (3, (2, 0))
+    a, b = ids("a"), ids("b")
+    run.peer.send(TokensOut(added.rid, [*a, *b, *a, *b, *a], 0))
+    chunk = wire.recv()
+    assert (chunk.text, chunk.token_ids) == ("ab", (*a, *b, *a, *b))
+
+
+def figures(tokens):
+    return [Logprobs(-float(t), 2, [t, 7], [-0.5, -1.5]) for t in tokens]
+
+
+def test_logprobs_come_with_the_tokens_and_their_bytes(run, wire):
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(logprobs=2)))
+    added = run.peer.add()
+    assert added.logprobs == 2
+    tokens = [*ids("né 🙂"), EOS]
+    run.peer.send(TokensOut(added.rid, tokens, 0, "stop", logprobs=figures(tokens)))
+    chunk = wire.recv()
+    assert [entry.token_id for entry in chunk.logprobs] == list(chunk.token_ids) == tokens
+    assert [entry.logprob for entry in chunk.logprobs] == [-float(t) for t in tokens]
+    assert b"".join(entry.data for entry in chunk.logprobs).decode() == "né 🙂</s>"
+    assert [other.token_id for other in chunk.logprobs[0].top] == [tokens[0], 7]
+    wire.send(Submit(id="b", prompt="x"))
+    assert run.peer.add().logprobs == -1
+
+
+def test_settings_for_the_logits_travel_only_where_there_are_any(run, wire):
+    params = SamplingParams(
+        repetition_penalty=1.2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={7: 3.0, 9: -100.0},
+    )
+    wire.send(Submit(id="a", prompt="the fox", params=params))
+    added = run.peer.add()
+    assert added.key == NoiseKey(
+        processors=Processors(
+            prompt_len=len(added.tokens),
+            repetition_penalty=1.2,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias=((7, 3.0), (9, -100.0)),
+            stop_ids=(2, 0),
+        )
+    )
+    wire.send(Submit(id="b", prompt="x", params=SamplingParams(logit_bias={})))
+    assert run.peer.add().key.processors is None
+
+
+def test_several_answers_have_seeds_of_their_own_and_end_one_by_one(run, wire):
+    params = SamplingParams(temperature=1.0, seed=5, n=3)
+    wire.send(Submit(id="a", prompt="x", params=params))
+    added = [run.peer.add() for _ in range(3)]
+    assert [a.key.seed for a in added] == [derived_seed(5, i) for i in range(3)]
+    assert len({a.key.seed for a in added}) == 3
+    for index in (2, 0):
+        run.peer.send(TokensOut(added[index].rid, ids("yes"), 0, "length"))
+        chunk = wire.recv()
+        assert (chunk.id, chunk.index, chunk.finish_reason) == ("a", index, "length")
+    wire.send(Cancel("a"))
+    last = wire.recv()
+    assert (last.index, last.finish_reason) == (1, "cancelled")
+    assert run.peer.abort() == AbortRequest(added[1].rid)
     wire.send(Submit(id="a", prompt="y"))
     assert run.peer.add().tokens == ids("y")
+
+
+def test_one_refused_answer_ends_them_all(run, wire):
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(n=2)))
+    first, second = run.peer.add(), run.peer.add()
+    run.peer.send(Rejected(second.rid, 429, "queue is full"))
+    assert wire.recv() == Failure(id="a", code=429, message="queue is full")
+    assert run.peer.abort() == AbortRequest(first.rid)
 
 
 def test_text_held_back_for_a_stop_comes_with_the_last_chunk(run, wire):
@@ -173,7 +293,7 @@ def test_sampling_settings_travel_and_seeds_are_drawn(run, wire):
         (Submit(id="", prompt="x"), "id", "1 to 128"),
     ],
 )  # fmt: skip
-def test_a_bad_request_is_refused_and_harms_nobody(run, wire, submit, field, words):
+def test_a_bad_request_harms_nobody(run, wire, submit, field, words):
     wire.send(Submit(id="good", prompt="x"))
     added = run.peer.add()
     wire.send(submit)
@@ -321,3 +441,17 @@ def test_nonsense_from_the_scheduler_ends_the_frontend_with_a_reason(tmp_path):
     wire.close()
     run.close()
     assert "unreadable message from the scheduler" in str(run.error)
+
+
+def test_a_bad_schema_is_refused_with_the_librarys_reason(run, wire):
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "objekt"}}}
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(response_format=schema)))
+    failure = wire.recv()
+    assert (failure.code, failure.field) == (400, "response_format.json_schema")
+    assert "objekt" in failure.message
+
+
+def test_a_grammar_travels_to_the_scheduler(run, wire):
+    wanted = {"type": "regex", "regex": "[0-9]{3}"}
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(response_format=wanted)))
+    assert "[0-9]{3}" in run.peer.add().key.processors.grammar

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ipc.messages import AddRequest, ChainReady
+from ipc.messages import AddRequest, ChainReady, Logprobs
 from models.registry import load_model
 from ssd_pipe.config import Mode, PipelineConfig
 from ssd_pipe.drafting.speculator import Speculator
@@ -22,6 +22,7 @@ from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import Scheduler
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.params import NoiseKey
+from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
 
 
@@ -53,6 +54,7 @@ class LocalPipeline:
         haste: float = 0.0,
         seed: int = 0,
         backend: str = "reference",
+        grammars: Grammars | None = None,
     ) -> None:
         spec, size = config.speculation, config.cache.block_size
         slots = config.scheduler.max_num_seqs
@@ -62,7 +64,7 @@ class LocalPipeline:
         self.handover = LocalHandover()
         model = load_model(target, backend=backend)
         self.verifier = Verifier(
-            model, model.make_kv(blocks, size), size, spec.rule, self.handover.take
+            model, model.make_kv(blocks, size), size, spec.rule, self.handover.take, grammars
         )
         self.speculator: Speculator | None = None
         cache = None
@@ -81,6 +83,7 @@ class LocalPipeline:
                 cache,
                 spec,
                 self.handover,
+                grammars,
             )
         self.cache = cache
         self.planner = RoundPlanner(mode, spec, cache)
@@ -95,6 +98,7 @@ class LocalPipeline:
         )
         self.outputs: dict[int, list[int]] = {}
         self.finish: dict[int, str] = {}
+        self.logprobs: dict[int, list[Logprobs]] = {}
 
     def add(
         self,
@@ -103,10 +107,11 @@ class LocalPipeline:
         max_tokens: int,
         key: NoiseKey | None = None,
         stop_ids: list[int] | None = None,
+        logprobs: int = -1,
     ) -> None:
         key = key or NoiseKey()
-        message = AddRequest(rid, tokens, max_tokens, key, stop_ids or [], 0)
-        self.outputs[rid] = []
+        message = AddRequest(rid, tokens, max_tokens, key, stop_ids or [], 0, logprobs)
+        self.outputs[rid], self.logprobs[rid] = [], []
         self.scheduler.add(Request.from_message(message, self.planner.hash0(key), BlockTable()))
 
     def abort(self, rid: int) -> None:
@@ -144,6 +149,7 @@ class LocalPipeline:
         ):
             self.planner.settle(emission, chains.get(slot, 0))
             self.outputs[emission.request.rid] += emission.tokens
+            self.logprobs[emission.request.rid] += emission.logprobs
             if emission.finish:
                 self.finish[emission.request.rid] = emission.finish
 

@@ -74,7 +74,7 @@ def test_the_token_that_completes_the_stop_is_the_last_one(text, stops, sizes):
     ids = tokenizer.encode(text)
     answer = AnswerText(DetokenizerFactory(tokenizer).new(), stops)
     shown, used, stopped, at = "", 0, False, 0
-    for size in sizes * 40:
+    for size in sizes * 120:  # 4 tokens a character at most
         if stopped or at >= len(ids):
             break
         piece = answer.push(ids[at : at + size])
@@ -93,3 +93,31 @@ def test_the_token_that_completes_the_stop_is_the_last_one(text, stops, sizes):
         assert reference(tokenizer.decode(ids[:used]), stops) == (expected, True)
     else:
         assert used == len(ids)
+
+
+@given(
+    st.text("abc", max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 6),
+    st.booleans(),
+)
+def test_a_stop_text_counts_from_the_first_watched_character_on(text, stops, blind, included):
+    """By definition: the first end, past the blind characters, of any stop text."""
+    matcher = StopMatcher(stops, included)
+    shown, stopped = "", False
+    for at, character in enumerate(text, start=1):
+        piece, stopped = matcher.push(character, at > blind)
+        shown += piece
+        if stopped:
+            break
+    ends = [
+        (end, end - len(stop))
+        for end in range(blind + 1, len(text) + 1)
+        for stop in stops
+        if text[:end].endswith(stop)
+    ]
+    if not ends:
+        assert (shown + matcher.finish(), stopped) == (text, False)
+        return
+    end, start = min(ends)
+    assert (shown, stopped) == (text[: end if included else start], True)

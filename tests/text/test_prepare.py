@@ -1,0 +1,116 @@
+"""What a request must be like, and what becomes of its sampling settings."""
+
+import pytest
+
+from ipc.messages import Submit
+from ssd_pipe.errors import RequestError
+from ssd_pipe.params import NoiseKey, SamplingParams
+from ssd_pipe.text.prepare import Preparer
+from tests.text.vocabularies import byte_level
+
+VOCAB = byte_level().vocab_size
+PREPARER = Preparer(byte_level(), [2], VOCAB, 64)
+
+
+def schema(value):
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}
+
+
+def prepare(preparer=PREPARER, **params):
+    return preparer.prepare(Submit(id="a", prompt="x", params=SamplingParams(**params)))
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "words"),
+    [
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "max_tokens = 8"),
+        ({"min_tokens": -1}, "min_tokens", "-1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty", "(0, 100]"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty", "inf"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "[-2, 2]"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty", "[-2, 2]"),
+        ({"logit_bias": {3: 101.0}}, "logit_bias", "[-100, 100]"),
+        ({"logit_bias": {3: float("nan")}}, "logit_bias", "[-100, 100]"),
+        ({"logit_bias": {VOCAB: 1.0}}, "logit_bias", str(VOCAB)),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias", "-1"),
+        ({"logit_bias": dict.fromkeys(range(2000), 0.0)}, "logit_bias", "1024"),
+        ({"logprobs": 21}, "logprobs", "0..20"),
+        ({"logprobs": -1}, "logprobs", "0..20"),
+        ({"n": 0}, "n", "1..128"),
+        ({"n": 129}, "n", "1..128"),
+        ({"response_format": {}}, "response_format.type", "json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"response_format": schema({"type": "objekt"})}, "response_format.json_schema", "objekt"),
+        ({"response_format": schema({"$ref": "#/no"})}, "response_format.json_schema", "/no"),
+        ({"response_format": schema({"pattern": "("})}, "response_format.json_schema", "unclosed"),
+        ({"response_format": schema(3)}, "response_format.json_schema.schema", "3"),
+        ({"response_format": schema({"const": "a" * 70_000})}, "response_format", "65536"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "schema"),
+        ({"response_format": {"type": "regex"}}, "response_format.regex", "text"),
+        (
+            {"response_format": {"type": "regex", "regex": "(a"}},
+            "response_format.regex",
+            "unclosed",
+        ),
+        ({"response_format": {"type": "choice", "choice": []}}, "response_format.choice", "empty"),
+        (
+            {"response_format": {"type": "choice", "choice": ["a", 3]}},
+            "response_format.choice",
+            "texts",
+        ),
+        ({"response_format": schema({}), "ignore_eos": True}, "ignore_eos", "response_format"),
+        ({"response_format": schema({}), "min_tokens": 2}, "min_tokens", "response_format"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(params, field, words):
+    with pytest.raises(RequestError) as caught:
+        prepare(**params)
+    assert (caught.value.code, caught.value.field) == (400, field)
+    assert words in str(caught.value)
+
+
+def test_a_model_without_eos_has_no_structured_output():
+    preparer = Preparer(byte_level(), [], VOCAB, 64)
+    with pytest.raises(RequestError, match="end-of-sequence"):
+        prepare(preparer, response_format=schema({}))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"logit_bias": {}, "response_format": {"type": "text"}, "presence_penalty": 0.0},
+        {"min_tokens": 3, "ignore_eos": True},  # nothing could end it anyway
+    ],
+)
+def test_plain_requests_have_no_processors(params):
+    assert prepare(**params).keys == [NoiseKey()]
+
+
+def test_stop_ids_are_every_eos_and_the_requests_own():
+    preparer = Preparer(byte_level(), [2, 0], VOCAB, 64)
+    assert prepare(preparer, stop_token_ids=(5, 2)).stop_ids == [2, 0, 5]
+    assert prepare(preparer, stop_token_ids=(5,), ignore_eos=True).stop_ids == [5]
+    [key] = prepare(preparer, stop_token_ids=(5,), min_tokens=4).keys
+    assert (key.processors.min_tokens, key.processors.stop_ids) == (4, (2, 0, 5))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "json_object"},
+        schema({}),
+        schema({"type": "object", "properties": {"a": {"type": "integer"}}}),
+        {"type": "regex", "regex": r"\\d{3}/[a-z]*"},
+        {"type": "choice", "choice": ["yes", 'say "no"', "né\n", "/"]},
+    ],
+)
+def test_formats_that_are_served(wanted):
+    [key] = prepare(response_format=wanted).keys
+    assert key.processors.grammar
+
+
+def test_unlimited_sampling_seeds_differ_between_requests():
+    params = {"temperature": 1.0, "n": 2}
+    keys = prepare(**params).keys + prepare(**params).keys
+    assert len({key.seed for key in keys}) == 4
