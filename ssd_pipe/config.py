@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from ssd_pipe.errors import ConfigError
+from ssd_pipe.shape_models import is_shape
 
 Mode = Literal["ar", "sd", "ssd"]
 Rule = Literal["shared_noise", "rejection"]
@@ -40,6 +41,12 @@ class ModelSection(Section, frozen=True, kw_only=True):
         cpus: cores this process may run on, empty = all.
         backend: "auto", "reference" (plain torch), "native" (compiled CPU kernels) or "cuda"
             (Triton kernels).
+        load_format: where weights come from: the model's "safetensors" files, or "dummy": random
+            ones of its shape, for timing. "auto" is dummy for a "shape:NAME" model only.
+        seed: of dummy weights.
+        enforce_eager: on a GPU, launch kernel by kernel instead of by CUDA graphs.
+        memory_share: share of the GPU's free memory, once the weights are there, that KV may take
+            where ``cache.*_blocks`` leaves its size to us.
     """
 
     model: str
@@ -48,13 +55,25 @@ class ModelSection(Section, frozen=True, kw_only=True):
     threads: int = 0
     cpus: list[int] = []
     backend: Literal["auto", "reference", "native", "cuda"] = "auto"
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    seed: int = 0
+    enforce_eager: bool = False
+    memory_share: float = 0.8
 
 
 class TargetSection(ModelSection, frozen=True, kw_only=True):
-    """The target model. ``tp``: tensor-parallel worker processes."""
+    """The target model.
+
+    Attributes:
+        tp: tensor-parallel worker processes.
+        pad_steps: on a GPU, run a decoding step of ar with as many (padded) tokens a row as a
+            verification of sd and ssd has, so that all three add in the same order. Costs a few
+            per cent; without it their greedy tokens can part where two logits are almost equal.
+    """
 
     model: str = "smollm2-135m-instruct"
     tp: int = 1
+    pad_steps: bool = False
 
 
 class DraftSection(ModelSection, frozen=True, kw_only=True):
@@ -79,7 +98,11 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
         draft_vocab: the draft extends chains with the first so many token ids only, which in a
             BPE vocabulary are the frequent ones; 0 = all. Costs acceptance, saves draft time.
         taper: share of the branches that go on from one depth to the next, the likeliest first;
-            1 extends all of them to depth k.
+            1 extends all of them to depth k, and so do CUDA graphs.
+        synthetic_acceptance: for timing models that do not know each other; empty = off. The
+            chance a draft token is accepted, or a file (see ``engine.synthetic``). The text that
+            comes out means nothing.
+        synthetic_hit_rate: with a rate above, the chance that an outcome is a cached one.
     """
 
     k: int = 5
@@ -93,6 +116,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     ngram_min: int = 2
     draft_vocab: int = 0
     taper: float = 0.8
+    synthetic_acceptance: str = ""
+    synthetic_hit_rate: float = 0.86
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
@@ -195,6 +220,13 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=8).hexdigest()
 
 
+def load_format(section: ModelSection) -> Literal["safetensors", "dummy"]:
+    """Where a model's weights come from."""
+    if section.load_format == "auto":
+        return "dummy" if is_shape(section.model) else "safetensors"
+    return section.load_format
+
+
 def fan_out_counts(fan_out: FanOut, k: int, field: str = "speculation.fan_out") -> list[int]:
     """Branches per accepted length 0..k. Raises ConfigError if they do not fit k."""
     counts = [fan_out] * (k + 1) if isinstance(fan_out, int) else list(fan_out)
@@ -217,6 +249,9 @@ def _check_ranges(config: PipelineConfig) -> None:
     within("target.tp", config.target.tp, 1, 64)
     for name, section in (("target", config.target), ("draft", config.draft)):
         within(f"{name}.threads", section.threads, 0, 1024)
+        within(f"{name}.memory_share", section.memory_share, 0.01, 1)
+        if is_shape(section.model) and section.load_format == "safetensors":
+            raise ConfigError(f"{name}.load_format", f"{section.model} has no weight files")
         if not section.model:
             raise ConfigError(f"{name}.model", "must not be empty")
         if any(c < 0 for c in section.cpus):
@@ -232,6 +267,9 @@ def _check_ranges(config: PipelineConfig) -> None:
     within("speculation.ngram_min", spec.ngram_min, 1, spec.ngram_max)
     within("speculation.taper", spec.taper, 0.1, 1)
     within("speculation.draft_vocab", spec.draft_vocab, 0, 2**31)
+    within("speculation.synthetic_hit_rate", spec.synthetic_hit_rate, 0, 1)
+    if spec.synthetic_acceptance and spec.rule != "shared_noise":
+        raise ConfigError("speculation.synthetic_acceptance", "needs the rule 'shared_noise'")
     block = config.cache.block_size
     if block < 1 or block > 256 or block & (block - 1):
         raise ConfigError("cache.block_size", f"must be a power of two 1..256, got {block}")

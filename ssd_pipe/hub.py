@@ -26,6 +26,7 @@ from typing import Any
 
 from ssd_pipe.errors import ModelError
 from ssd_pipe.gguf_convert import Progress, convert
+from ssd_pipe.shape_models import is_shape, shape_folder
 
 TARGET_NAME = "smollm2-135m-instruct"
 DRAFT_NAME = "smollm2-draft-16m"
@@ -52,6 +53,8 @@ def resolve(name: str) -> Path:
 
     Raises ModelError naming what is missing and, where that helps, the command that fetches it.
     """
+    if is_shape(name):
+        return shape_folder(name, cache_dir() / "shapes")
     if name == DRAFT_NAME:
         return _complete(_shipped_draft(), name)
     if name == TARGET_NAME:

@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 from ipc import sockets
-from ssd_pipe.config import PipelineConfig
+from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.errors import ModelError, ResourceError
 from ssd_pipe.hub import resolve
@@ -26,10 +26,11 @@ def check_models(config: PipelineConfig) -> Dimensions:
     Raises ModelError (a model, file or weight that is missing or broken) or ConfigError (two
     vocabularies, a limit the models do not have).
     """
-    names = [config.target.model, *([config.draft.model] if config.speculative else [])]
-    for name in names:
-        for path in weight_files(resolve(name)):
-            check_safetensors(path)
+    for section in (config.target, *([config.draft] if config.speculative else [])):
+        folder = resolve(section.model)
+        if load_format(section) == "safetensors":
+            for path in weight_files(folder):
+                check_safetensors(path)
     return dimensions(config)
 
 

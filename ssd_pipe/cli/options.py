@@ -35,6 +35,13 @@ SETTINGS = (
     Setting("--allocation", "speculation.allocation", Allocation, "how the branches are split"),
     Setting("--rule", "speculation.rule", Rule, "how proposals are judged"),
     Setting("--backup", "speculation.backup", Backup, "what makes the chain on a miss"),
+    Setting(
+        "--synthetic-acceptance",
+        "speculation.synthetic_acceptance",
+        str,
+        "for timing: accept draft tokens at this RATE, or as this FILE says",
+    ),
+    Setting("--load-format", "target.load_format", str, "target weights: safetensors or dummy"),
     Setting("--tp", "target.tp", int, "tensor-parallel target processes"),
     Setting("--target", "target.model", str, "target model: folder, hub id or built-in name"),
     Setting("--draft", "draft.model", str, "draft model, likewise"),
