@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -88,6 +89,9 @@ class Runtime:
             self.log.info("ready", **facts)
             group = self.link.ready(facts, self.config.run.ready_timeout)
         self.pulse.begin()
+        # What was loaded stays; without this every full collection walks through it mid-round.
+        gc.collect()
+        gc.freeze()
         return group
 
     def fail(self, message: str) -> None:

@@ -60,7 +60,9 @@ def run(runtime: Runtime) -> None:
         loop = _Loop(runtime, hub, sizes)
         hub.wait_ready(runtime.config.run.ready_timeout)
         loop.open_cache()
-        hub.announce({"max_model_len": sizes.max_model_len, "vocab_size": sizes.vocab_size})
+        facts = {"max_model_len": sizes.max_model_len, "vocab_size": sizes.vocab_size}
+        hub.announce(facts)
+        runtime.ready(facts)
         try:
             loop.serve()
         except PeerLost as error:
