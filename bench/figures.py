@@ -74,14 +74,16 @@ def indexed(counters: Mapping[str, float], name: str) -> list[float]:
     return values
 
 
-def acceptance_by_position(accepted_at: Sequence[float]) -> list[float | None]:
+def acceptance_by_position(
+    accepted_at: Sequence[float], judged_at: Sequence[float]
+) -> list[float | None]:
     """Chance of each draft token given that all before it were accepted.
 
-    ``accepted_at[k]`` counts rounds that accepted exactly k. A chain shorter than K counts as
-    refused at its end, so late positions are estimated too low when chains are cut.
+    ``accepted_at[k]`` counts rounds that accepted exactly k tokens, ``judged_at[j]`` those whose
+    chain had a token j that was judged.
     """
     reached = np.cumsum(np.asarray(accepted_at, float)[::-1])[::-1]
-    return [ratio(float(reached[j + 1]), float(reached[j])) for j in range(len(reached) - 1)]
+    return [ratio(float(reached[j + 1]), float(judged_at[j])) for j in range(len(reached) - 1)]
 
 
 def shares(hits: Sequence[float], misses: Sequence[float]) -> list[float | None]:

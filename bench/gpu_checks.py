@@ -245,7 +245,7 @@ def build_pair(
 def check_models(report: Report, device: str = "cuda") -> None:
     """Prefill, decoding and branches of whole small models against the reference."""
     modes = {
-        "fused": CudaOptions(split=64),
+        "fused": CudaOptions(split=64, fused_tokens=32),
         "plain": CudaOptions(split=64, fused_tokens=0),
         "unsplit": CudaOptions(split_tokens=0, fused_tokens=0),
     }

@@ -124,7 +124,9 @@ def _add_counted(row: Row, counters: dict[str, float], rounds: int) -> None:
     if not counters["rounds"]:
         return
     row.accepted_mean = counters["accepted"] / counters["rounds"]
-    row.acceptance = st.acceptance_by_position(st.indexed(counters, "accepted_at"))
+    row.acceptance = st.acceptance_by_position(
+        st.indexed(counters, "accepted_at"), st.indexed(counters, "judged_at")
+    )
     row.hit_rate = st.ratio(counters["hits"], counters["hits"] + counters["misses"])
     if row.hit_rate is not None:
         row.hit_rate_by_k = st.shares(

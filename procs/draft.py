@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,15 +25,22 @@ from ipc.messages import (
     Halt,
 )
 from ipc.segments import create_segment
+from models.kv_cache import KVCache
 from models.registry import load_model
+from models.transformer import Transformer
 from procs import channels
+from procs.placement import kv_blocks, place, spin_us
 from procs.runtime import Runtime
+from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
+
+if TYPE_CHECKING:
+    from ssd_pipe.drafting.graphed import GraphedDraft
 
 POLL = 0.5  # seconds between looks at the stop flag
 
@@ -49,16 +57,22 @@ class _Worker:
         config = runtime.config
         self._runtime = runtime
         self.sizes = sizes
+        device = place(config, "draft")
         model = load_model(
             resolve(config.draft.model),
             dtype=config.draft.dtype,
-            device=config.draft.device,
+            device=str(device),
             backend=config.draft.backend,
+            load_format=load_format(config.draft),
+            seed=config.draft.seed,
             max_positions=sizes.max_model_len,
         )
         block_size = config.cache.block_size
-        kv = model.make_kv(sizes.draft_blocks + sizes.scratch_blocks, block_size)
-        blocks = BlockManager(sizes.draft_blocks, block_size, config.cache.prefix_caching)
+        trunk_blocks = kv_blocks(
+            model, config, sizes, config.draft, config.cache.draft_blocks, sizes.draft_blocks
+        )
+        kv = model.make_kv(trunk_blocks + sizes.scratch_blocks, block_size)
+        blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
         shape = (sizes.slots, sizes.branches, sizes.k)
         self._cache = SpeculationCache(
             create_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
@@ -79,21 +93,27 @@ class _Worker:
             model,
             kv,
             blocks,
-            sizes.draft_blocks * block_size,
+            trunk_blocks * block_size,
             self._cache,
             config.speculation,
             handover,
             Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
+            _graphs(config, model, kv, sizes, trunk_blocks * block_size),
         )
         self._plans = TypedReceiver.open(
-            runtime, channels.DRAFT_PLANS, DraftMessage, capacity=sizes.plan_bytes
+            runtime,
+            channels.DRAFT_PLANS,
+            DraftMessage,
+            capacity=sizes.plan_bytes,
+            spin_us=spin_us(device),
         )
         self._notices = TypedSender.open(runtime, channels.DRAFT_NOTICES, DraftNotice)
         runtime.log.info(
             "loaded",
             backend=model.backend.name,
             weight_bytes=model.weight_bytes,
-            kv_blocks=sizes.draft_blocks,
+            device=str(device),
+            kv_blocks=trunk_blocks,
             threads=torch.get_num_threads(),
         )
 
@@ -170,3 +190,26 @@ class _Worker:
 
     def _answer(self, chain: ChainReady) -> None:
         self._notices.send(chain)
+
+
+def _graphs(
+    config: PipelineConfig, model: Transformer, kv: KVCache, sizes: Dimensions, scratch_start: int
+) -> GraphedDraft | None:
+    """CUDA graphs for the draft's passes, made, where it can have them."""
+    if model.backend.name != "cuda" or config.draft.enforce_eager:
+        return None
+    from ssd_pipe.drafting.graphed import GraphedDraft
+
+    vocab = config.speculation.draft_vocab
+    graphs = GraphedDraft(
+        model,
+        kv,
+        config.speculation,
+        scratch_start,
+        sizes.branches,
+        sizes.slots,
+        sizes.max_model_len + sizes.k + 1,
+        vocab if vocab < sizes.vocab_size else 0,
+    )
+    graphs.warm_up(config.mode == "ssd")
+    return graphs

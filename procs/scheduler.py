@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ import zmq
 
 from ipc import sockets
 from ipc.channel import TypedReceiver, TypedSender
+from ipc.doorbell import default_spin_us
 from ipc.messages import (
     AbortRequest,
     AddRequest,
@@ -26,6 +28,7 @@ from ipc.messages import (
     DraftTimes,
     FromScheduler,
     Rejected,
+    RowOutcome,
     SchedulerStats,
     StatsRequest,
     StepResult,
@@ -43,6 +46,7 @@ from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import FAILED, Emission, Scheduler, Step
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
+from ssd_pipe.engine.synthetic import SyntheticOutcomes
 from ssd_pipe.errors import PeerLost, RequestError
 
 IDLE_POLL_MS = 200
@@ -58,11 +62,11 @@ def run(runtime: Runtime) -> None:
     sizes = dimensions(runtime.config)
     with Hub(runtime) as hub:
         loop = _Loop(runtime, hub, sizes)
-        hub.wait_ready(runtime.config.run.ready_timeout)
-        loop.open_cache()
-        facts = {"max_model_len": sizes.max_model_len, "vocab_size": sizes.vocab_size}
-        hub.announce(facts)
-        runtime.ready(facts)
+        facts = hub.wait_ready(runtime.config.run.ready_timeout)
+        loop.begin(min(f["num_blocks"] for f in facts.values() if "num_blocks" in f))
+        own = {"max_model_len": sizes.max_model_len, "vocab_size": sizes.vocab_size}
+        hub.announce(own)
+        runtime.ready(own)
         try:
             loop.serve()
         except PeerLost as error:
@@ -120,16 +124,10 @@ class _Loop:
         self._hub = hub
         self._sizes = sizes
         self._planner = RoundPlanner(config.mode, config.speculation, None)
-        self._scheduler = Scheduler(
-            blocks=BlockManager(
-                sizes.target_blocks, config.cache.block_size, config.cache.prefix_caching
-            ),
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_model_len=sizes.max_model_len,
-            max_batched_tokens=config.scheduler.max_batched_tokens,
-            lookahead=config.speculation.k if config.speculative else 0,
-            max_waiting=config.scheduler.max_waiting,
-        )
+        self._scheduler = self._new_scheduler(sizes.target_blocks)
+        self._synthetic = SyntheticOutcomes.of(config.speculation)
+        self._cache: SpeculationCache | None = None
+        self._deferred: list[Callable[[], None]] = []
         self._targets = [
             TypedSender.open(
                 runtime,
@@ -140,7 +138,7 @@ class _Loop:
             for rank in range(config.target.tp)
         ]
         self._results: TypedReceiver[StepResult] = TypedReceiver.open(
-            runtime, channels.RESULTS, StepResult
+            runtime, channels.RESULTS, StepResult, spin_us=default_spin_us()
         )
         self._draft: TypedSender[DraftPlan] | None = None
         self._notices: TypedReceiver[DraftNotice] | None = None
@@ -160,9 +158,24 @@ class _Loop:
         self._output_tokens = 0
         self._times = RoundTimes()
 
-    def open_cache(self) -> None:
-        """Map the speculation cache, which the draft has made by now."""
+    def _new_scheduler(self, blocks: int) -> Scheduler:
+        config = self._config
+        return Scheduler(
+            blocks=BlockManager(blocks, config.cache.block_size, config.cache.prefix_caching),
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=self._sizes.max_model_len,
+            max_batched_tokens=config.scheduler.max_batched_tokens,
+            lookahead=config.speculation.k if config.speculative else 0,
+            max_waiting=config.scheduler.max_waiting,
+        )
+
+    def begin(self, target_blocks: int) -> None:
+        """All processes are there: the target has so many KV blocks, the draft has made the
+        speculation cache, which is mapped."""
         config, sizes = self._config, self._sizes
+        self._scheduler = self._new_scheduler(target_blocks)
+        if self._synthetic is not None:
+            self._runtime.log.warning("synthetic acceptance: the text means nothing")
         if config.mode != "ssd":
             return
         shape = (sizes.slots, sizes.branches, sizes.k)
@@ -170,6 +183,7 @@ class _Loop:
             self._runtime.rundir.segment("speculation-cache"), size_bytes(*shape)
         )
         cache = SpeculationCache(segment, *shape, create=False, vocab_size=sizes.vocab_size)
+        self._cache = cache
         self._planner = RoundPlanner(config.mode, config.speculation, cache)
 
     # ------------------------------------------------------------ loop
@@ -200,16 +214,44 @@ class _Loop:
             return  # told to stop
         chains = {row.request.slot: len(row.request.chain) for row in step.decoding}
         slots = [row.request.slot for row in step.sampled]
-        emissions = self._scheduler.apply(step, result.outcomes)
+        emissions = self._scheduler.apply(step, self._outcomes(step, result, chains))
         for slot, emission in zip(slots, emissions, strict=True):
             self._planner.settle(emission, chains.get(slot, 0))
         queried = time.monotonic_ns()
         live = [e.request for e in emissions if not e.finish]
         for request in live:
             self._await_depth(request, len(live))
-        self._log_round(step, result, emissions, queried)
-        self._send_tokens(emissions, result)
+        for emission in emissions:
+            self._planner.conclude(emission)
+        # Told while the next step runs, which must not wait for it.
+        self._deferred += [
+            self._round_logger(step, result, emissions, queried),
+            lambda: self._send_tokens(emissions, result),
+        ]
         self._drain_notices()
+        if not self._scheduler.has_work:
+            self._run_deferred()
+
+    def _run_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for action in deferred:
+            action()
+
+    def _outcomes(self, step: Step, result: StepResult, chains: dict[int, int]) -> list[RowOutcome]:
+        """The step's outcomes, or what replays others in their place."""
+        if self._synthetic is None:
+            return result.outcomes
+        replayed = []
+        for row, outcome in zip(step.sampled, result.outcomes, strict=True):
+            request = row.request
+
+            def cached(slot: int, accepted: int, prefix: int = request.prefix_hash) -> list[int]:
+                cache = self._cache
+                return cache.recovery_tokens(slot, prefix, accepted) if cache else []
+
+            chain = chains.get(request.slot, 0)
+            replayed.append(self._synthetic.replace(outcome, chain, request.slot, cached))
+        return replayed
 
     def _dispatch(self, step: Step) -> StepResult | None:
         """Send a step to draft and target; returns its result, None when stopping."""
@@ -249,6 +291,7 @@ class _Loop:
 
     def _await(self, receiver: TypedReceiver[T], what: str, done: Callable[[T], bool]) -> T | None:
         """Messages until ``done`` likes one; None when stopping. Raises PeerLost."""
+        self._run_deferred()
         deadline = time.monotonic() + STUCK
         while not self._runtime.stopping.is_set():
             message = receiver.recv(PEER_POLL)
@@ -329,6 +372,7 @@ class _Loop:
         if times.steps:
             seconds = (times.tree_ns - times.glue_ns) * 1e-9 / times.steps
             self._planner.times.observe("step", seconds)
+            self._planner.times.observe("glue", (times.glue_ns - times.backup_ns) * 1e-9)
 
     def _drain_notices(self) -> None:
         while self._notices is not None:
@@ -346,6 +390,7 @@ class _Loop:
                 frame = self._requests.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._run_deferred()  # what is known of a request goes before what ends it
             message = self._decoder.decode(frame)
             if isinstance(message, AddRequest):
                 self._add(message)
@@ -407,15 +452,18 @@ class _Loop:
 
     def fail_all(self, reason: str) -> None:
         """Tell every request that the pipeline is going down."""
+        self._run_deferred()
         for request in list(self._scheduler.requests()):
             self._send(Rejected(request.rid, 503, f"pipeline stopped: {reason}"))
 
     # ------------------------------------------------------------ figures
 
-    def _log_round(
+    def _round_logger(
         self, step: Step, result: StepResult, emissions: list[Emission], queried_ns: int
-    ) -> None:
-        self._runtime.log.info(
+    ) -> Callable[[], None]:
+        """Writes the round to the log as it is now."""
+        return partial(
+            self._runtime.log.info,
             "round",
             step=step.number,
             plan=self._planner.round,

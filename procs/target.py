@@ -6,6 +6,7 @@ Takes step plans from the scheduler, runs them, and (rank 0) answers with the ou
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,14 +14,21 @@ from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import Doorbell
 from ipc.handover import Handover
 from ipc.messages import Halt, StepPlan, StepResult, TargetMessage
+from models.kv_cache import KVCache
 from models.parallel import TensorParallel
-from models.registry import load_model, resolve_device
+from models.registry import load_model
+from models.transformer import Transformer
 from procs import channels
+from procs.placement import kv_blocks, place, spin_us
 from procs.runtime import Runtime
+from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
+
+if TYPE_CHECKING:
+    from ssd_pipe.verification.graphed import GraphedSteps
 
 POLL = 0.5  # seconds between looks at the stop flag
 HANDOVER_TIMEOUT = 2.0  # seconds; a draft that is later has died or lost the distributions
@@ -30,7 +38,7 @@ def run(runtime: Runtime) -> None:
     """Body of the process "target-<rank>"."""
     config, rank = runtime.config, runtime.rank
     sizes = dimensions(config)
-    device = resolve_device(config.target.device)
+    device = place(config, "target", rank)
     store = f"file://{runtime.rundir.path / 'tensor-parallel'}"
     tp = TensorParallel.create(rank, config.target.tp, store, device)
     model = load_model(
@@ -39,9 +47,14 @@ def run(runtime: Runtime) -> None:
         device=str(device),
         backend=config.target.backend,
         tp=tp,
+        load_format=load_format(config.target),
+        seed=config.target.seed,
         max_positions=sizes.max_model_len,
     )
-    kv = model.make_kv(sizes.target_blocks, config.cache.block_size)
+    blocks = kv_blocks(
+        model, config, sizes, config.target, config.cache.target_blocks, sizes.target_blocks
+    )
+    kv = model.make_kv(blocks, config.cache.block_size)
     verifier = Verifier(
         model,
         kv,
@@ -49,19 +62,31 @@ def run(runtime: Runtime) -> None:
         config.speculation.rule,
         _Proposals(runtime, sizes),
         Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
+        _graphs(config, model, kv, sizes),
     )
     plans = TypedReceiver.open(
-        runtime, channels.target_plans(rank), TargetMessage, capacity=sizes.target_plan_bytes
+        runtime,
+        channels.target_plans(rank),
+        TargetMessage,
+        capacity=sizes.target_plan_bytes,
+        spin_us=spin_us(device),
     )
     results = TypedSender.open(runtime, channels.RESULTS, StepResult) if rank == 0 else None
     runtime.log.info(
         "loaded",
         backend=model.backend.name,
         weight_bytes=model.weight_bytes,
-        kv_blocks=sizes.target_blocks,
+        device=str(device),
+        kv_blocks=blocks,
         threads=torch.get_num_threads(),
     )
-    runtime.ready({"vocab_size": sizes.vocab_size, "weight_bytes": model.weight_bytes})
+    runtime.ready(
+        {
+            "vocab_size": sizes.vocab_size,
+            "weight_bytes": model.weight_bytes,
+            "num_blocks": blocks,
+        }
+    )
     try:
         while not runtime.stopping.is_set():
             runtime.alive()
@@ -69,27 +94,51 @@ def run(runtime: Runtime) -> None:
             if isinstance(message, Halt):
                 break
             if message is not None:
-                result = _execute(verifier, message, runtime)
+                result = _execute(verifier, message)
                 if results is not None:
                     results.send(result)
+                _log(message, result, runtime)
     finally:
         tp.close()
 
 
-def _execute(verifier: Verifier, plan: StepPlan, runtime: Runtime) -> StepResult:
+def _graphs(
+    config: PipelineConfig, model: Transformer, kv: KVCache, sizes: Dimensions
+) -> GraphedSteps | None:
+    """CUDA graphs for decoding and verification, made, where this rank can have them."""
+    if model.backend.name != "cuda" or model.tp.size > 1 or config.target.enforce_eager:
+        return None
+    from ssd_pipe.verification.graphed import GraphedSteps
+
+    wide = config.speculative or config.target.pad_steps
+    graphs = GraphedSteps(
+        model,
+        kv,
+        sizes.slots,
+        sizes.max_model_len + sizes.k + 1,
+        (sizes.k + 1,) if wide else (1,),
+    )
+    graphs.warm_up()
+    return graphs
+
+
+def _execute(verifier: Verifier, plan: StepPlan) -> StepResult:
     started = time.monotonic_ns()
     verified = verifier.run(plan)
     finished = time.monotonic_ns()
+    return StepResult(plan.step, verified.outcomes, started, verified.forward_ns, finished)
+
+
+def _log(plan: StepPlan, result: StepResult, runtime: Runtime) -> None:
     runtime.log.info(
         "verify",
         step=plan.step,
-        start=started,
-        forward=verified.forward_ns,
-        end=finished,
+        start=result.started_ns,
+        forward=result.forward_ns,
+        end=result.finished_ns,
         rows=len(plan.rows),
         tokens=sum(len(row.tokens) for row in plan.rows),
     )
-    return StepResult(plan.step, verified.outcomes, started, verified.forward_ns, finished)
 
 
 class _Proposals:

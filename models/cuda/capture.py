@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+SMALLEST_CONTEXT = 1024  # positions; contexts are bucketed in factors of four from here
 WARM_UP_RUNS = 2
 """Runs before a capture: kernels are compiled, and libraries make their handles, in the first."""
 
@@ -66,3 +67,22 @@ def bucket_of(count: int, most: int) -> int:
     while bucket < count:
         bucket *= 2
     return min(bucket, most)
+
+
+def row_buckets(most: int) -> list[int]:
+    """Every bucket that ``bucket_of`` gives for 1..most."""
+    return sorted({bucket_of(count, most) for count in (*(1 << i for i in range(10)), most)})
+
+
+def context_bucket(blocks: int, block_size: int, most: int) -> int:
+    """Blocks of the smallest context bucket that holds ``blocks``, at most ``most``."""
+    return next(size for size in context_buckets(block_size, most) if size >= min(blocks, most))
+
+
+def context_buckets(block_size: int, most: int) -> list[int]:
+    """Every context bucket, in blocks, rising; the last is ``most``."""
+    sizes, size = [], max(1, SMALLEST_CONTEXT // block_size)
+    while size < most:
+        sizes.append(size)
+        size *= 4
+    return [*sizes, most]

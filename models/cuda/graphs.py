@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from models.cuda.capture import GraphOptions, GraphPool, bucket_of
+from models.cuda.capture import (
+    GraphOptions,
+    GraphPool,
+    bucket_of,
+    context_bucket,
+    context_buckets,
+    row_buckets,
+)
 from models.cuda.inputs import expand_rows
 from models.cuda.noise import choose, top_scores
 from models.cuda.staging import Field, Staging
@@ -22,8 +29,6 @@ from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.sampling.filters import GREEDY_BELOW
-
-_SMALLEST_CONTEXT = 1024  # positions; contexts are bucketed in factors of four from here
 
 
 @dataclass(slots=True)
@@ -59,6 +64,8 @@ class StepOutput:
         logits: [rows, W, V] in the model's activation dtype.
         scores: float32 [rows, W, V], noised (the logits of greedy rows); with ``top_n`` only.
         top_scores, top_tokens: float32 and int64 [rows, W, n], falling; with ``top_n`` only.
+        next_scores: float32 [rows, W], the score of the token fed next in the row; with ``top_n``
+            only.
     """
 
     chosen: torch.Tensor
@@ -66,6 +73,7 @@ class StepOutput:
     scores: torch.Tensor | None = None
     top_scores: torch.Tensor | None = None
     top_tokens: torch.Tensor | None = None
+    next_scores: torch.Tensor | None = None
 
 
 class StepGraph:
@@ -156,6 +164,8 @@ class StepGraph:
             out.scores, out.top_scores, out.top_tokens = (
                 t.view(self.rows, self.width, -1) for t in found
             )
+            following = inputs["tokens"].roll(-1, 1)[..., None]
+            out.next_scores = out.scores.gather(2, following)[..., 0]
         if self._tail is not None:
             self._tail(self)
 
@@ -236,26 +246,18 @@ class GraphRunner:
 
     def graph(self, rows: int, width: int, blocks: int) -> StepGraph:
         """The graph for ``rows`` rows of ``width`` tokens, of up to ``blocks`` blocks each."""
-        key = (bucket_of(rows, self._max_rows), width, self._context_bucket(blocks))
+        context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
+        key = (bucket_of(rows, self._max_rows), width, context)
         if key not in self._graphs:
             self._graphs[key] = StepGraph(self._model, self._kv, self.pool, *key, self._top_n)
         return self._graphs[key]
 
-    def warm_up(self, widths: Sequence[int], blocks: int = 1) -> None:
-        """Make the graphs of all row buckets at these widths."""
+    def warm_up(self, widths: Sequence[int]) -> None:
+        """Make the graphs of all buckets of rows and positions at these widths."""
         for width in widths:
-            rows = 1
-            while True:
-                self.graph(rows, width, blocks)
-                if rows >= self._max_rows:
-                    break
-                rows *= 2
-
-    def _context_bucket(self, blocks: int) -> int:
-        size = max(1, _SMALLEST_CONTEXT // self._kv.block_size)
-        while size < blocks:
-            size *= 4
-        return min(size, self._max_blocks)
+            for rows in row_buckets(self._max_rows):
+                for blocks in context_buckets(self._kv.block_size, self._max_blocks):
+                    self.graph(rows, width, blocks)
 
 
 def head_logits(model: Transformer, hidden: torch.Tensor, vocab: int = 0) -> torch.Tensor | None:

@@ -54,3 +54,31 @@ class Staging:
         self._device_bytes.copy_(self._bytes, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
+
+
+class Readback:
+    """Results of a step on their way to the host.
+
+    ``fetch`` queues a copy of a device tensor to pinned memory; after ``wait`` the arrays it
+    returned are filled. They are overwritten by the next ``fetch`` of the same name.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def fetch(self, name: str, tensor: torch.Tensor) -> np.ndarray:
+        """The array that will hold ``tensor``, of its shape and dtype."""
+        count = tensor.numel()
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count or buffer.dtype != tensor.dtype:
+            pinned = self._device.type == "cuda"
+            buffer = self._buffers[name] = torch.empty(count, dtype=tensor.dtype, pin_memory=pinned)
+        view = buffer[:count].view(tensor.shape)
+        view.copy_(tensor, non_blocking=True)
+        return view.numpy()
+
+    def wait(self) -> None:
+        """Return when everything queued on the current stream is done."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()

@@ -1,6 +1,7 @@
-"""The draft's tree decode: K steps of all branches, sampling included, as one graph launch.
+"""The draft's tree decode: K steps of all branches, sampling included, in one graph launch or K.
 
-Step j's choices are the tokens of step j + 1 and never leave the device. A branch sees the first
+Step j's choices are the tokens of step j + 1 and stay on the device; a copy of them goes to the
+host as each step ends. A branch sees the first
 ``context_lens`` positions of its row's trunk, then its own tokens in its scratch slots.
 """
 
@@ -8,11 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
-from models.cuda.capture import GraphOptions, GraphPool, bucket_of
+from models.cuda.capture import (
+    GraphOptions,
+    GraphPool,
+    bucket_of,
+    context_bucket,
+    context_buckets,
+    row_buckets,
+)
 from models.cuda.graphs import head_logits
 from models.cuda.inputs import expand_tree
 from models.cuda.noise import choose
@@ -54,10 +63,12 @@ class TreeGraph:
 
     ``after_step``, if given, is called with (this graph, step) while it is captured, after that
     step's choice is in ``chosen[step]``: what it queues (publishing, say) is part of the launch.
-    ``vocab`` > 0 chooses among the first so many tokens only.
+    ``vocab`` > 0 chooses among the first so many tokens only. ``stepwise``: each step is a graph of
+    its own, so that the rest of a tree nobody wants any more is never launched.
 
     Attributes:
         chosen: int64 [K, R, W], the branches' tokens by step.
+        published: the same in pinned host memory; -1 where the step has not ended.
         logits: per step, [R * W, V] in activation dtype; empty unless ``keep_logits``.
         inputs: the device tensors a launch reads.
     """
@@ -74,6 +85,7 @@ class TreeGraph:
         keep_logits: bool = False,
         after_step: Callable[[TreeGraph, int], None] | None = None,
         vocab: int = 0,
+        stepwise: bool = False,
     ) -> None:
         device = model.backend.device
         branches = rows * width
@@ -100,6 +112,10 @@ class TreeGraph:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.chosen = filled((steps, rows, width), torch.int64)
+        pinned = device.type == "cuda"
+        self._published = torch.zeros((steps, branches), dtype=torch.int64, pin_memory=pinned)
+        self.published: np.ndarray = self._published.numpy()
+        self._idle = torch.cuda.Event() if pinned else None
         self._positions = filled((steps, branches), torch.int64)
         self._slots = filled((steps, branches), torch.int64)
         self._suffix_slots = filled((branches, steps), torch.int32)
@@ -126,32 +142,49 @@ class TreeGraph:
             )
             for step in range(steps)
         ]
-        self._launch = pool.capture(self._grow, device)
+        parts = [[step] for step in range(steps)] if stepwise else [list(range(steps))]
+        self._launches = [pool.capture(partial(self._grow, part), device) for part in parts]
+
+    @property
+    def launches(self) -> int:
+        """Launches that make up a tree."""
+        return len(self._launches)
 
     @torch.inference_mode()
-    def _grow(self) -> None:
+    def _grow(self, steps: list[int]) -> None:
         inputs = self.inputs
-        metadata = (self._positions, self._slots, self._suffix_slots, self._suffix_lens)
-        expand_tree(inputs["positions"], inputs["slots"], inputs["live"], metadata, self.steps)
-        self.logits = []
-        for step, batch in enumerate(self._batches):
+        if steps[0] == 0:
+            metadata = (self._positions, self._slots, self._suffix_slots, self._suffix_lens)
+            expand_tree(inputs["positions"], inputs["slots"], inputs["live"], metadata, self.steps)
+            self.logits = []
+        for step in steps:
+            batch = self._batches[step]
             logits = head_logits(self._model, self._model.forward(batch, self._kv), self._vocab)
             if logits is None:
                 raise ConfigError("draft", "the draft's tree does not run tensor-parallel")
-            choose(
-                logits,
-                inputs["keys"][step],
-                inputs["factors"],
-                out=self.chosen[step].view(-1),
-            )
+            chosen = self.chosen[step].view(-1)
+            choose(logits, inputs["keys"][step], inputs["factors"], out=chosen)
+            self._published[step].copy_(chosen, non_blocking=True)
             if self._keep_logits:
                 self.logits.append(logits)
             if self._after_step is not None:
                 self._after_step(self, step)
 
     def run(self, tree: TreeInputs) -> np.ndarray:
-        """Launch; does not wait. Returns int64 [B]: branch i is column ``result[i]`` of
-        ``chosen.view(K, -1)`` and row ``result[i]`` of ``logits``.
+        """Launch all of a tree; does not wait. Returns what ``begin`` does, and raises likewise."""
+        where = self.begin(tree)
+        for part in range(1, self.launches):
+            self.launch_part(part)
+        return where
+
+    def launch_part(self, part: int) -> None:
+        """Launch part 1, 2, ... of the tree that ``begin`` began."""
+        self._launches[part]()
+        self._note()
+
+    def begin(self, tree: TreeInputs) -> np.ndarray:
+        """Launch a tree's first part; does not wait. Returns int64 [B]: branch i is column
+        ``result[i]`` of ``chosen.view(K, -1)`` and row ``result[i]`` of ``logits``.
 
         Raises ValueError if the branches do not fit.
         """
@@ -187,12 +220,22 @@ class TreeGraph:
         if isinstance(tree.keys, torch.Tensor):
             column = torch.from_numpy(where).to(self.chosen.device, non_blocking=True)
             self.inputs["keys"].index_copy_(1, column, tree.keys)
-        self._launch()
+        # A tree that was cut short may still be running, and would write into the next one's.
+        if self._idle is not None:
+            self._idle.synchronize()
+        self.published.fill(-1)
+        self._launches[0]()
+        self._note()
         return where
+
+    def _note(self) -> None:
+        if self._idle is not None:
+            self._idle.record()
 
     def launch(self) -> None:
         """Launch on the inputs as they are on the device."""
-        self._launch()
+        for part in self._launches:
+            part()
 
 
 class TreeRunner:
@@ -202,6 +245,7 @@ class TreeRunner:
         steps: K. max_rows: most rows. width: most branches of a row.
         max_positions: most positions of a sequence.
         keep_logits: keep each step's logits (the rejection rule needs the distributions).
+        stepwise: see TreeGraph.
         vocab: propose among the first so many tokens only, 0 = all.
 
     Raises ConfigError if the model's backend is not the CUDA one.
@@ -219,6 +263,7 @@ class TreeRunner:
         keep_logits: bool = False,
         after_step: Callable[[TreeGraph, int], None] | None = None,
         vocab: int = 0,
+        stepwise: bool = False,
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
@@ -226,35 +271,48 @@ class TreeRunner:
             raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
         self._model, self._kv = model, kv
         self._steps, self._max_rows, self._width = steps, max_rows, width
-        self._blocks = -(-max_positions // kv.block_size)
+        self._max_blocks = -(-max_positions // kv.block_size)
         self._keep_logits, self._after_step, self._vocab = keep_logits, after_step, vocab
+        self._stepwise = stepwise
         self.pool = pool or GraphPool(options)
-        self._graphs: dict[int, TreeGraph] = {}
+        self._graphs: dict[tuple[int, int], TreeGraph] = {}
 
-    def graph(self, rows: int) -> TreeGraph:
-        """The graph for ``rows`` rows."""
-        bucket = bucket_of(rows, self._max_rows)
-        if bucket not in self._graphs:
-            self._graphs[bucket] = TreeGraph(
+    def graph(self, rows: int, blocks: int = 1) -> TreeGraph:
+        """The graph for ``rows`` rows of up to ``blocks`` blocks each."""
+        context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
+        key = (bucket_of(rows, self._max_rows), context)
+        if key not in self._graphs:
+            self._graphs[key] = TreeGraph(
                 self._model,
                 self._kv,
                 self.pool,
-                bucket,
+                key[0],
                 self._width,
                 self._steps,
-                self._blocks,
+                context,
                 self._keep_logits,
                 self._after_step,
                 self._vocab,
+                self._stepwise,
             )
-        return self._graphs[bucket]
+        return self._graphs[key]
+
+    def graph_of(self, tree: TreeInputs) -> TreeGraph:
+        """The graph that holds ``tree``."""
+        return self.graph(len(tree.tables), max(len(table) for table in tree.tables))
+
+    def warm_up(self) -> None:
+        """Make the graphs of all buckets of rows and positions."""
+        for rows in row_buckets(self._max_rows):
+            for blocks in context_buckets(self._kv.block_size, self._max_blocks):
+                self.graph(rows, blocks)
 
     def run(self, tree: TreeInputs) -> torch.Tensor:
         """Grow ``tree``; queued on the current stream. Returns int64 [K, B] on the device.
 
         Raises ValueError if the branches do not fit.
         """
-        graph = self.graph(len(tree.tables))
+        graph = self.graph_of(tree)
         where = torch.from_numpy(graph.run(tree))
         device = graph.chosen.device
         if device.type == "cuda":

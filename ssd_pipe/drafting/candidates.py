@@ -12,6 +12,8 @@ import numpy as np
 
 TEMPERATURES = np.array([0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.5])
 """Grid of calibration temperatures."""
+TOP_CANDIDATES = 64
+"""Candidates looked at after each prefix of a chain."""
 _DECAY = 0.98
 _FLOOR = 1e-6
 

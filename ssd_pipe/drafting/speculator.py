@@ -14,7 +14,7 @@ when the outcome has already come.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection, fan_out_counts
-from ssd_pipe.drafting.candidates import Calibration, ChainScores
+from ssd_pipe.drafting.candidates import TOP_CANDIDATES, Calibration, ChainScores
 from ssd_pipe.drafting.tree import BranchBatches, Branches, Tree
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.engine import fanout
@@ -36,6 +36,9 @@ from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.sampling.processors import Place, SequenceRules, chain_places, processed
 from ssd_pipe.sampling.shared_noise import choose_from
+
+if TYPE_CHECKING:
+    from ssd_pipe.drafting.graphed import GraphedDraft
 
 PREFILL_CHUNK = 256
 GREEDY_TAU, SAMPLED_TAU = 0.7, 0.85
@@ -74,8 +77,11 @@ class Speculator:
         spec: SpeculationSection,
         handover: Recipient | None,
         grammars: Grammars | None = None,
+        graphs: GraphedDraft | None = None,
     ) -> None:
+        """``graphs`` make the passes they take."""
         self._model = model
+        self._graphs = graphs
         self._kv = kv
         self._blocks = blocks
         self._scratch_start = scratch_start
@@ -211,16 +217,7 @@ class Speculator:
                     start = trunk.feed_start()
                     tokens = trunk.tokens[start:]
                     feeds.append((trunk, start, tokens, len(tokens) - 1))
-            hidden = self._feed(feeds)
-            sampling = RowSampling.from_keys([trunk.key for trunk, *_ in feeds])
-            positions = [start + len(tokens) for _, start, tokens, _ in feeds]
-            offsets = [len(chains[row.slot]) for row in drafting]
-            places = [
-                Place(i, trunk.rules, chains[row.slot])
-                for i, (row, (trunk, *_)) in enumerate(zip(drafting, feeds, strict=True))
-                if trunk.rules is not None
-            ]
-            chosen, q = self._propose(hidden, sampling, positions, offsets, places)
+            chosen, q = self._next_tokens(feeds, [chains[row.slot] for row in drafting])
             still = []
             for i, row in enumerate(drafting):
                 chains[row.slot].append(chosen[i])
@@ -242,6 +239,26 @@ class Speculator:
             drafting = still
             yield
 
+    def _next_tokens(
+        self, feeds: list[Feed], chains: list[list[int]]
+    ) -> tuple[list[int], torch.Tensor | None]:
+        """Feed rows whose chains are these so far; see ``_propose``."""
+        if self._graphs is not None and self._graphs.takes([trunk for trunk, *_ in feeds]):
+            tokens = self._graphs.next_tokens(feeds)
+            if tokens is not None:
+                self._fed(feeds)
+                return tokens, None
+        hidden = self._feed(feeds)
+        sampling = RowSampling.from_keys([trunk.key for trunk, *_ in feeds])
+        positions = [start + len(tokens) for _, start, tokens, _ in feeds]
+        offsets = [len(chain) for chain in chains]
+        places = [
+            Place(i, trunk.rules, chain)
+            for i, (chain, (trunk, *_)) in enumerate(zip(chains, feeds, strict=True))
+            if trunk.rules is not None
+        ]
+        return self._propose(hidden, sampling, positions, offsets, places)
+
     def _fork(self, rows: list[DraftRow], chains: dict[int, list[int]]) -> None:
         """Glue pass and choice of branches; publishes the outcomes with no tokens yet."""
         feeds: list[Feed] = []
@@ -262,19 +279,28 @@ class Speculator:
             positions += range(len(trunk.tokens), len(trunk.tokens) + len(chain) + 1)
             offsets += range(len(chain) + 1)
             excluded += [*chain, -1]
-        logits = self._logits(self._feed(feeds))
-        if places:
-            logits = processed(logits, places)
-        tokens_np, scores_np, chain_scores = draft_choice.fork_candidates(
-            logits,
-            RowSampling.from_keys(keys),
-            positions,
-            self._spec.rule,
-            torch.tensor(excluded, device=logits.device),
-            offsets,
-            kernels=self._model.backend.sampling,
-        )
+        found = None
+        if self._graphs is not None and self._graphs.takes([trunk for trunk, *_ in feeds]):
+            found = self._graphs.candidates(feeds)
+        if found is not None:
+            self._fed(feeds)
+        else:
+            logits = self._logits(self._feed(feeds))
+            if places:
+                logits = processed(logits, places, overwrite=True)
+            found = draft_choice.fork_candidates(
+                logits,
+                RowSampling.from_keys(keys),
+                positions,
+                self._spec.rule,
+                torch.tensor(excluded, device=logits.device),
+                offsets,
+                TOP_CANDIDATES,
+                self._model.backend.sampling,
+            )
+        tokens_np, scores_np, chain_scores = found
         tree = Tree()
+        taper = 1.0 if self._tree_graphs([trunk for trunk, *_ in feeds]) else self._spec.taper
         first_row = 0
         for row in rows:
             chain = chains[row.slot]
@@ -288,7 +314,7 @@ class Speculator:
             branches = Branches(row, self._trunks[row.slot], outcomes)
             tree.rows[row.slot] = branches
             entries = [(row.prefix_hash, k, t) for k, t in outcomes]
-            goals = branches.goals(self._spec.k, self._spec.taper)
+            goals = branches.goals(self._spec.k, taper)
             self._cache.begin_round(row.slot, entries, goals)
         self._tree = tree
 
@@ -316,6 +342,14 @@ class Speculator:
         tree, spec = self._tree, self._spec
         if not tree.size:
             return
+        graphs = self._tree_graphs([branches.trunk for branches in tree.rows.values()])
+        if graphs is not None:
+            for depth, grown in enumerate(graphs.grow(tree), 1):
+                for slot, tokens in grown.items():
+                    if len(tokens):
+                        self._cache.publish_depth(slot, depth, tokens, 0.0)
+                yield
+            return
         device = self._model.backend.device
         branches = BranchBatches(tree, self._scratch_start, self.budget, spec.k, device)
         chains = {slot: self._asked[slot].chain for slot in tree.rows}
@@ -342,6 +376,10 @@ class Speculator:
                     self._cache.publish_depth(slot, step + 1, chosen[span], 0.0)
             yield
 
+    def _tree_graphs(self, trunks: list[Trunk]) -> GraphedDraft | None:
+        """What grows a tree of these rows in graphs, all branches to the full depth."""
+        return self._graphs if self._graphs is not None and self._graphs.takes(trunks) else None
+
     # ------------------------------------------------------------ passes
 
     def _catch_up(self, trunk: Trunk, chain: list[int]) -> bool:
@@ -364,9 +402,13 @@ class Speculator:
         ]
         batch = build_batch(rows, self._blocks.block_size, self._model.backend.device)
         hidden = self._model.forward(batch, self._kv)
+        self._fed(feeds)
+        return hidden
+
+    @staticmethod
+    def _fed(feeds: list[Feed]) -> None:
         for trunk, start, toks, _ in feeds:
             trunk.fed(start, toks)
-        return hidden
 
     def _logits(self, hidden: torch.Tensor, vocab: int = 0) -> torch.Tensor:
         logits = self._model.logits(hidden, vocab)
@@ -390,7 +432,7 @@ class Speculator:
         """
         model, spec = self._model, self._spec
         if places:
-            logits = processed(self._logits(hidden, self._vocab), places, mask_seconds)
+            logits = processed(self._logits(hidden, self._vocab), places, mask_seconds, True)
         elif spec.rule == "shared_noise" or sampling.greedy.all():
             return choose_from(model, hidden, sampling, positions, self._vocab).tolist(), None
         else:

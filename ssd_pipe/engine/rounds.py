@@ -33,6 +33,7 @@ class Counters(msgspec.Struct):
     backup_ngram: int = 0
     backup_none: int = 0
     accepted_at: list[int] = []
+    judged_at: list[int] = []
     hits_at: list[int] = []
     misses_at: list[int] = []
 
@@ -60,7 +61,11 @@ class RoundPlanner:
         self.times = StageTimes()
         width = spec.k + 1
         self.counters = Counters(
-            accepted_at=[0] * width, hits_at=[0] * width, misses_at=[0] * width
+            accepted_at=[0] * width,
+            judged_at=[0] * width,
+            hits_at=[0] * width,
+            misses_at=[0] * width,
+
         )
 
     def hash0(self, key: NoiseKey) -> int:
@@ -70,7 +75,10 @@ class RoundPlanner:
     # ------------------------------------------------------------ after a step
 
     def settle(self, emission: Emission, chain_length: int) -> None:
-        """Look up a live request's outcome and take the cached chain, if any."""
+        """Look up a live request's outcome and take what the cache has of its chain.
+
+        ``conclude`` is due once the wait for more of it, if any, is over.
+        """
         request, k = emission.request, emission.outcome.accepted
         if chain_length:
             self.acceptance.observe(k, chain_length)
@@ -78,39 +86,62 @@ class RoundPlanner:
             self.counters.drafted += chain_length
             self.counters.accepted += k
             self.counters.accepted_at[k] += 1
+            for j in range(min(k + 1, chain_length)):
+                self.counters.judged_at[j] += 1
         if emission.finish:
             self._ngrams.pop(request.rid, None)
+        elif self._mode == "ssd" and self._cache is not None:
+            hit = self._cache.lookup(request.slot, emission.prefix_hash, k, emission.outcome.token)
+            if hit is not None:
+                request.chain = hit.tokens
+                request.entry = hit.entry
+
+    def conclude(self, emission: Emission) -> None:
+        """Count a live request's outcome as a hit or a miss; a miss calls for a backup.
+
+        An entry of which not one token came in time is a miss.
+        """
+        request, k = emission.request, emission.outcome.accepted
+        if self._mode != "ssd" or emission.finish:
             return
-        if self._mode != "ssd" or self._cache is None:
-            return
-        hit = self._cache.lookup(request.slot, emission.prefix_hash, k, emission.outcome.token)
-        if hit is None or not hit.depth:
-            request.misses += 1
+        counters = self.counters
+        if request.chain:
+            request.sampled_chain = True
+            request.after_miss = False
+            request.hits += 1
+            counters.hits += 1
+            counters.hits_at[k] += 1
+        else:
+            request.entry = -1
             request.after_miss = True
+            request.misses += 1
             self._missed.add(request.rid)
-            self.counters.misses += 1
-            self.counters.misses_at[k] += 1
-            return
-        request.hits += 1
-        request.after_miss = False
-        request.chain = hit.tokens
-        request.entry = hit.entry
-        request.sampled_chain = True
-        self.counters.hits += 1
-        self.counters.hits_at[k] += 1
+            counters.misses += 1
+            counters.misses_at[k] += 1
 
     def worth_waiting(self, request: Request, batch: int) -> bool:
-        """Whether a hit should wait for the draft's next depth (see ``pacing``)."""
+        """Whether a hit should wait for the draft's next depth (see ``pacing``).
+
+        Always for its first token: the pass that makes it is under way, and any other chain could
+        only be drafted after it.
+        """
         if self._cache is None or request.entry < 0 or batch > 1:
             return False
-        if len(request.chain) >= self._cache.goal_of(request.slot, request.entry):
+        ready = len(request.chain)
+        if ready >= self._cache.goal_of(request.slot, request.entry):
             return False
         step = self.times.time("step")
-        if not step:
-            return False
-        return worth_waiting(
-            self.acceptance.per_position(), len(request.chain), self.times.verify, step
-        )
+        if not ready or not step:
+            return not ready
+        return worth_waiting(self.acceptance.per_position(), ready, self._round_time, step)
+
+    def _round_time(self, tokens: int) -> float:
+        """Seconds of a round that verifies so many tokens, if the draft is to finish as well.
+
+        A verification shorter than the draft's own round leaves the next one without branches.
+        """
+        drafting = self.times.time("glue") + self._spec.k * self.times.time("step")
+        return max(self.times.verify(tokens), drafting)
 
     def announce_wait(self, waits: bool) -> None:
         """Let the draft know that someone sleeps until the next depth."""
@@ -167,7 +198,7 @@ class RoundPlanner:
         if not step:
             return min(limit, self._spec.k)
         best = best_chain_length(
-            self.acceptance.per_position(), self.times.verify, step, step, self._spec.k
+            self.acceptance.per_position(), self._round_time, step, step, self._spec.k
         )
         return min(limit, best)
 

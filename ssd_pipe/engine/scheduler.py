@@ -75,7 +75,7 @@ class Step:
                     handover=handovers.get(request.slot, 0),
                 )
             )
-        starts = {id(row.request): row.start for row in self.rows}
+        starts = {id(row.request): row.start for row in self.rows} if self.begun else {}
         begin = [
             SeqStart(
                 rid=r.rid,

@@ -261,6 +261,16 @@ class SpeculationCache:
                 os.sched_yield()
         return None
 
+    def recovery_tokens(self, slot: int, prefix_hash: int, accepted: int) -> list[int]:
+        """Recovery tokens that ``lookup`` would find for an accepted length just now."""
+        count = self.entries
+        outcomes = self._outcome[slot][:count].tolist()
+        return [
+            outcome & 0xFFFFFFFF
+            for outcome, found in zip(outcomes, self._hash[slot][:count].tolist(), strict=True)
+            if outcome >= 0 and outcome >> 32 == accepted and found == prefix_hash
+        ]
+
     def depth_of(self, slot: int, entry: int) -> int:
         """Tokens ready in a row now. Whose row it is only ``lookup`` can tell."""
         return int(self._depth[slot][entry])

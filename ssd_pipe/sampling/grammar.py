@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-
-import llguidance
+from typing import TYPE_CHECKING
 
 from models.config import ModelConfig
 from ssd_pipe.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance  # at run time only once there is a grammar
 
 
 class Grammars:
@@ -34,6 +36,8 @@ class Grammars:
         """For the model in ``folder``; masks are ``vocab_size`` wide."""
 
         def load() -> llguidance.LLTokenizer:
+            import llguidance
+
             file = folder / "tokenizer.json"
             source = str(file) if file.is_file() else Tokenizer.load(folder).backend.to_str()
             eos = list(ModelConfig.from_folder(folder).eos_ids)
@@ -46,6 +50,8 @@ class Grammars:
         return GrammarState(self._pool.submit(self._compile, grammar))
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
+        import llguidance
+
         return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
 
     @cached_property

@@ -171,14 +171,27 @@ class Edits:
 
     def _mask(self, logits: torch.Tensor) -> None:
         device, vocab = logits.device, logits.shape[1]
-        packed = np.stack([np.frombuffer(mask, np.uint8) for _, mask in self._masks])
-        bits = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=device)
-        allowed = torch.from_numpy(packed).to(device)[:, :, None].bitwise_and(bits).ne(0)
-        allowed = allowed.flatten(1)[:, :vocab]
+        width = -(-vocab // 8)
+        packed = np.stack([np.frombuffer(mask, np.uint8, width) for _, mask in self._masks])
+        packed[:, -1] &= (1 << (vocab - 8 * (width - 1))) - 1
         # Of a cut vocabulary nothing may be left; the target will have the say.
-        allowed |= ~allowed.any(dim=1, keepdim=True)
-        rows = torch.tensor([row for row, _ in self._masks], device=device)
-        logits[rows] = logits[rows].masked_fill(~allowed, NEG_INF)
+        some = packed.any(axis=1)
+        rows = np.array([row for row, _ in self._masks])[some]
+        packed = ~packed[some]
+        if device.type == "cpu":
+            bits = np.unpackbits(packed, axis=1, count=vocab, bitorder="little").view(np.bool_)
+            for row, banned in zip(rows.tolist(), torch.from_numpy(bits), strict=True):
+                logits[row].masked_fill_(banned, NEG_INF)
+            return
+        index = torch.from_numpy(rows).to(device)
+        banned = unpack_bits(torch.from_numpy(packed).to(device), vocab)
+        logits[index] = logits[index].masked_fill(banned, NEG_INF)
+
+
+def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """The first ``count`` bits of each row, lowest first: uint8 [M, W] -> bool [M, count]."""
+    powers = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=packed.device)
+    return packed[:, :, None].bitwise_and(powers).ne(0).flatten(1)[:, :count]
 
 
 class _Places(NamedTuple):
@@ -228,22 +241,29 @@ def chain_places(row: int, rules: SequenceRules, chain: Sequence[int]) -> list[P
     return [Place(row + i, rules, chain[:i]) for i in range(len(chain) + 1)]
 
 
+@torch.inference_mode()
 def processed(
-    logits: torch.Tensor, places: Sequence[Place], mask_seconds: float | None = None
+    logits: torch.Tensor,
+    places: Sequence[Place],
+    mask_seconds: float | None = None,
+    overwrite: bool = False,
 ) -> torch.Tensor:
-    """Logits after the processors: float [N, V] -> float32 [N, V]; the argument stays as it is.
+    """Logits after the processors: float [N, V] -> float32 [N, V].
 
     Args:
         logits: raw.
         places: the rows that have processors, in any order.
         mask_seconds: grammar masks are left out when they have taken so long; for proposals only.
+        overwrite: change the argument if that saves a copy; else it stays as it is.
     """
     edits = Edits()
     deadline = None if mask_seconds is None else time.monotonic() + mask_seconds
     for row, rules, suffix in places:
         masked = deadline is None or time.monotonic() < deadline
         rules.collect(edits, row, suffix, masked)
-    out = logits.float().clone()
+    out = logits.float()
+    if not overwrite and out.data_ptr() == logits.data_ptr():
+        out = out.clone()
     edits.apply(out)
     return out
 

@@ -69,7 +69,7 @@ def sample(
     kernels: SamplingKernels | None = None,
 ) -> torch.Tensor:
     """``choose`` with the noise of any Gumbel stream, one for all rows or one a row."""
-    if sampling.greedy.all():
+    if sampling.greedy.all() and kernels is None:
         return logits.argmax(dim=-1)
     keys = sampling.noise_keys(positions, streams, logits.device)
     if kernels is not None:

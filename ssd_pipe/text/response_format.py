@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import llguidance
-
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_FORMAT_BYTES
 
@@ -30,6 +28,8 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> str:
         raise _error(f"must be one of {', '.join(KINDS)}, got {kind!r}", "type")
     if kind == "text":
         return ""
+    import llguidance  # 60 ms, for those who ask for a grammar
+
     try:
         size = len(json.dumps(response_format))
     except (TypeError, ValueError, RecursionError) as error:
@@ -63,6 +63,8 @@ def _schema(given: Any) -> dict[str, Any]:
 
 
 def _of_schema(schema: dict[str, Any], where: str) -> str:
+    import llguidance
+
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(
             json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE}

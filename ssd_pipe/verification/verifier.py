@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from ssd_pipe.sampling import rejection, shared_noise
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.sampling.logprobs import token_logprobs
 from ssd_pipe.sampling.processors import Place, TrackedRules, chain_places, processed
+
+if TYPE_CHECKING:
+    from ssd_pipe.verification.graphed import GraphedSteps
 
 Proposals = Callable[[int, int, int], torch.Tensor | None]
 """(slot, hand-over number, chain length) -> draft distributions [K, V] float32, None if lost."""
@@ -39,6 +43,13 @@ class SlotState:
     tracked: TrackedRules | None = None
     logprobs: int = -1
     blocks: array[int] = field(default_factory=lambda: array("i"))
+
+    @property
+    def plain(self) -> bool:
+        """Whether temperature and noise alone decide, and nothing else is asked for."""
+        key = self.key
+        filtered = key.temperature > 0 and (key.top_p < 1 or key.top_k or key.min_p)
+        return self.tracked is None and self.logprobs < 0 and not filtered
 
 
 @dataclass(slots=True)
@@ -61,14 +72,16 @@ class Verifier:
         rule: Rule,
         proposals: Proposals,
         grammars: Grammars | None = None,
+        steps: GraphedSteps | None = None,
     ) -> None:
-        """Without ``grammars``, requests that have one fail."""
+        """Without ``grammars``, requests that have one fail. ``steps`` run what they take."""
         self._model = model
         self._grammars = grammars
         self._kv = kv
         self._block_size = block_size
         self._rule = rule
         self._proposals = proposals
+        self._steps = steps
         self._slots: dict[int, SlotState] = {}
 
     def run(self, plan: StepPlan) -> Verified:
@@ -82,17 +95,52 @@ class Verifier:
             state.blocks.extend(row.blocks)
             if state.tracked is not None:
                 state.tracked.feed(row.start, row.tokens, row.chain)
+        if self._steps is None:
+            return self._run_eager(plan.rows)
+        short = [row for row in plan.rows if self._steps.takes(row)]
+        long = [row for row in plan.rows if not self._steps.takes(row)]
+        if not short:
+            return self._run_eager(long)
+        # Apart, so that a row's sums do not depend on prompts that happen to be read meanwhile.
+        graphed = self._run_graphed(self._steps, short)
+        if not long:
+            return graphed
+        eager = self._run_eager(long)
+        parts = {True: iter(graphed.outcomes), False: iter(eager.outcomes)}
+        outcomes = [next(parts[self._steps.takes(row)]) for row in plan.rows if row.sample]
+        return Verified(outcomes, eager.forward_ns)
+
+    def _run_eager(self, rows: list[StepRow]) -> Verified:
         inputs = [
             BatchRow(self._slots[row.slot].blocks, row.start, row.tokens, self._first_logit(row))
-            for row in plan.rows
+            for row in rows
         ]
         batch = build_batch(inputs, self._block_size, self._model.backend.device)
         hidden = self._model.forward(batch, self._kv)
         forward_ns = time.monotonic_ns()
-        sampled = [row for row in plan.rows if row.sample]
+        sampled = [row for row in rows if row.sample]
         if not sampled:
             return Verified([], forward_ns)
         return Verified(self._judge(hidden, sampled), forward_ns)
+
+    def _run_graphed(self, steps: GraphedSteps, rows: list[StepRow]) -> Verified:
+        """Rows with sampling of their own, or whose rule needs it, are judged on the logits."""
+        states = [self._slots[row.slot] for row in rows]
+        steps.run([(s.blocks, s.key, row) for s, row in zip(states, rows, strict=True)])
+        choices = steps.choices()
+        forward_ns = time.monotonic_ns()
+        apart = [i for i, s in enumerate(states) if not self._fused or not s.plain]
+        judged: Iterator[RowOutcome] = iter(())
+        if apart:
+            judged = iter(self._judge_raw(steps.logits(apart), [rows[i] for i in apart]))
+        outcomes = []
+        for i, row in enumerate(rows):
+            if i in apart:
+                outcomes.append(next(judged))
+            else:
+                chain = row.tokens[len(row.tokens) - row.chain :]
+                outcomes.append(RowOutcome(*shared_noise.accept_chain(choices[i], chain)))
+        return Verified(outcomes, forward_ns)
 
     def _begin(self, start: SeqStart) -> SlotState:
         processors = start.key.processors
@@ -141,8 +189,10 @@ class Verifier:
     def _judge_special(self, hidden: torch.Tensor, rows: list[StepRow]) -> list[RowOutcome]:
         """Rows of any kind."""
         raw = self._model.logits(hidden)
-        if raw is None:
-            return []
+        return [] if raw is None else self._judge_raw(raw, rows)
+
+    def _judge_raw(self, raw: torch.Tensor, rows: list[StepRow]) -> list[RowOutcome]:
+        """Rows of any kind, by the model's logits [sum(chain + 1), V]."""
         slots = [self._slots[row.slot] for row in rows]
         chains, *_ = self._chains(rows)
         first = np.cumsum([0, *(len(chain) + 1 for chain in chains)])[:-1].tolist()

@@ -46,7 +46,8 @@ def test_indexed_counters_keep_their_order_beyond_nine() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=8))
 def test_acceptance_by_position_multiplies_to_the_survival(counts: list[int]) -> None:
-    chain = figures.acceptance_by_position(counts)
+    judged = [sum(counts[j:]) for j in range(len(counts) - 1)]  # no chain was cut short
+    chain = figures.acceptance_by_position(counts, judged)
     survival = 1.0
     for j, accepted in enumerate(chain):
         if accepted is None:
@@ -54,6 +55,11 @@ def test_acceptance_by_position_multiplies_to_the_survival(counts: list[int]) ->
             return
         survival *= accepted
         assert survival * sum(counts) == pytest.approx(sum(counts[j + 1 :]))
+
+
+def test_a_chain_that_ended_is_no_refusal() -> None:
+    # Ten rounds: six chains of one token, all accepted, and four of two, one of them in full.
+    assert figures.acceptance_by_position([0, 9, 1], [10, 4]) == [1.0, 0.25]
 
 
 def test_shares_of_nothing_are_none() -> None:

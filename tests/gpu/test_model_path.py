@@ -50,7 +50,7 @@ def test_a_gpu_gets_the_cuda_backend() -> None:
 def test_a_row_does_not_depend_on_its_mates(dtype: torch.dtype) -> None:
     """Same bucket, other mates, other order: bitwise the same logits."""
     config = gpu_checks.small_shapes()["llama"]
-    options = CudaOptions(split=64)
+    options = CudaOptions(split=64, fused_tokens=32)
     backend = CudaBackend("cuda", dtype, options)
     model = build_transformer(
         config, gpu_checks.WideWeights(dtype, 1), backend, TensorParallel(), 1024

@@ -20,10 +20,12 @@ from models.cuda.tiles import tiles_of
 from models.cuda.tree import TreeInputs, TreeRunner
 from models.registry import load_model
 from models.sequence_batch import build_batch
+from ssd_pipe.config import Mode, config_from_mapping
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import noise, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
-from tests.models.tiny import make_tiny, random_tokens
+from tests.models.tiny import make_tiny, perturbed, random_tokens
+from tests.rounds.local_pipeline import LocalPipeline
 
 BLOCK, BLOCKS = 4, 40
 
@@ -47,7 +49,7 @@ SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 32,
 }
-FUSED = CudaOptions(split=16)
+FUSED = CudaOptions(split=16, fused_tokens=32)
 PLAIN = CudaOptions(split=16, fused_tokens=0)
 UNSPLIT = CudaOptions(split=16, split_tokens=0)
 
@@ -296,3 +298,31 @@ def test_tree_equals_branches_run_one_by_one(tmp_path: Path) -> None:
         assert chosen[:, i].tolist() == grown
     with pytest.raises(ValueError, match="branches in a graph"):
         TreeRunner(model, kv, steps, 2, 2, 16).run(tree)
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_rounds_on_graphs_emit_what_the_target_alone_does(tmp_path: Path, mode: Mode) -> None:
+    """Greedy and sampled rows in graphs; a filtered one beside them, which graphs leave alone."""
+    target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 13})
+    draft = perturbed(target, tmp_path / "near", 0.15)
+    config = config_from_mapping(
+        {
+            "speculation": {"k": 2, "fan_out": 2},
+            "scheduler": {"max_num_seqs": 3, "max_model_len": 40, "max_batched_tokens": 16},
+            "cache": {"block_size": 4},
+        }
+    )
+    keys = [NoiseKey(), NoiseKey(seed=3, temperature=1.0), NoiseKey(4, 1.0, 0.8)]
+    texts = [random_tokens(n, 13, n) for n in (3, 9, 5)]
+
+    def emitted(mode: Mode, **how: Any) -> dict[int, list[int]]:
+        pipeline = LocalPipeline(mode, target, draft, config, **how)
+        for rid, (text, key) in enumerate(zip(texts, keys, strict=True)):
+            pipeline.add(rid, text, 7, key)
+        outputs = pipeline.run()
+        if mode == "ssd":
+            assert pipeline.planner.counters.hits > 0
+            assert pipeline.planner.counters.accepted > 0
+        return outputs
+
+    assert emitted(mode, backend=backend(PLAIN), graphs=True) == emitted("ar")

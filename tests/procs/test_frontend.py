@@ -293,7 +293,7 @@ def test_sampling_settings_travel_and_seeds_are_drawn(run, wire):
         (Submit(id="", prompt="x"), "id", "1 to 128"),
     ],
 )  # fmt: skip
-def test_a_bad_request_harms_nobody(run, wire, submit, field, words):
+def test_a_bad_one_harms_nobody(run, wire, submit, field, words):
     wire.send(Submit(id="good", prompt="x"))
     added = run.peer.add()
     wire.send(submit)

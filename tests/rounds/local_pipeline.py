@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from ipc.messages import AddRequest, ChainReady, Logprobs
+from models.backends.base import Backend
 from models.registry import load_model
-from ssd_pipe.config import Mode, PipelineConfig
+from ssd_pipe.config import Mode, PipelineConfig, fan_out_counts
 from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request
@@ -53,8 +54,9 @@ class LocalPipeline:
         blocks: int = 64,
         haste: float = 0.0,
         seed: int = 0,
-        backend: str = "reference",
+        backend: str | Backend = "reference",
         grammars: Grammars | None = None,
+        graphs: bool = False,
     ) -> None:
         spec, size = config.speculation, config.cache.block_size
         slots = config.scheduler.max_num_seqs
@@ -63,9 +65,13 @@ class LocalPipeline:
         self.config = config
         self.handover = LocalHandover()
         model = load_model(target, backend=backend)
-        self.verifier = Verifier(
-            model, model.make_kv(blocks, size), size, spec.rule, self.handover.take, grammars
-        )
+        kv = model.make_kv(blocks, size)
+        steps, limit = None, config.scheduler.max_model_len + spec.k + 1
+        if graphs:
+            from ssd_pipe.verification.graphed import GraphedSteps
+
+            steps = GraphedSteps(model, kv, slots, limit, (1 if mode == "ar" else spec.k + 1,))
+        self.verifier = Verifier(model, kv, size, spec.rule, self.handover.take, grammars, steps)
         self.speculator: Speculator | None = None
         cache = None
         if mode != "ar":
@@ -75,15 +81,25 @@ class LocalPipeline:
             cache = SpeculationCache(bytearray(size_bytes(*shape)), *shape, create=True)
             scratch = -(-slots * branches * spec.k // size)
             self.draft_blocks = BlockManager(blocks, size)
+            draft_kv = draft_model.make_kv(blocks + scratch, size)
+            draft_graphs = None
+            if graphs:
+                from ssd_pipe.drafting.graphed import GraphedDraft
+
+                budget = sum(fan_out_counts(spec.fan_out, spec.k))
+                draft_graphs = GraphedDraft(
+                    draft_model, draft_kv, spec, blocks * size, budget, slots, limit
+                )
             self.speculator = Speculator(
                 draft_model,
-                draft_model.make_kv(blocks + scratch, size),
+                draft_kv,
                 self.draft_blocks,
                 blocks * size,
                 cache,
                 spec,
                 self.handover,
                 grammars,
+                draft_graphs,
             )
         self.cache = cache
         self.planner = RoundPlanner(mode, spec, cache)
@@ -148,6 +164,7 @@ class LocalPipeline:
             slots, self.scheduler.apply(step, verified.outcomes), strict=True
         ):
             self.planner.settle(emission, chains.get(slot, 0))
+            self.planner.conclude(emission)
             self.outputs[emission.request.rid] += emission.tokens
             self.logprobs[emission.request.rid] += emission.logprobs
             if emission.finish:

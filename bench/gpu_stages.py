@@ -1,0 +1,87 @@
+"""Stage times out of a run's logs, and the rate that Theorem 7 allows with them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.rows import Row
+
+
+class Stages(msgspec.Struct, kw_only=True):
+    """Medians over a run's rounds, ms; None where the engine has no such stage.
+
+    Attributes:
+        verify_ms: a step of decoding or verification in the target process, copies included.
+        backup_ms: a chain drafted just in time; ``backups`` of them.
+        glue_ms: the glue pass and the choice of branches.
+        step_ms: one step of the tree.
+        tree_ms: from the start of a round that was not cut to its last depth.
+    """
+
+    verify_ms: float | None = None
+    backup_ms: float | None = None
+    glue_ms: float | None = None
+    step_ms: float | None = None
+    tree_ms: float | None = None
+    backups: int = 0
+
+
+def read_stages(log_dir: Path, longest: int = 40) -> Stages:
+    """Of the run that logged there; steps of more than ``longest`` tokens are prompts."""
+    verify, backup, glue, step, tree = [], [], [], [], []
+    for event in _events(log_dir / "target-0.jsonl", "verify"):
+        if event["tokens"] <= longest:
+            verify.append(event["end"] - event["start"])
+    for event in _events(log_dir / "draft.jsonl", "draft"):
+        start, drafted, glued, depths = (event[n] for n in ("start", "backup", "glue", "depths"))
+        if drafted > start:
+            backup.append(drafted - start)
+        if glued > drafted:
+            glue.append(glued - drafted)
+        if depths:
+            step.append((depths[-1] - glued) / len(depths))
+            if not event["cut"] and drafted == start:
+                tree.append(depths[-1] - start)
+    return Stages(
+        verify_ms=_median_ms(verify),
+        backup_ms=_median_ms(backup),
+        glue_ms=_median_ms(glue),
+        step_ms=_median_ms(step),
+        tree_ms=_median_ms(tree),
+        backups=len(backup),
+    )
+
+
+def bound(row: Row, stages: Stages) -> float | None:
+    """Tokens a second if nothing but the stages took time (Theorem 7 of arXiv 2603.03251): a
+    round takes the longer of verification and tree on a hit, and their backup besides on a miss."""
+    if not stages.verify_ms or not row.tokens_per_round:
+        return None
+    verify, backup = stages.verify_ms, stages.backup_ms or 0.0
+    if row.hit_rate is None:
+        return 1e3 * row.tokens_per_round / (verify + backup)
+    cached = max(verify, stages.tree_ms or 0.0)
+    # Misses whose backup was free (prompt lookup) cost a verification alone.
+    share = min(1.0, stages.backups / max(1.0, row.counters.get("misses", 0.0)))
+    missed = verify + share * backup
+    return 1e3 * row.tokens_per_round / (row.hit_rate * cached + (1 - row.hit_rate) * missed)
+
+
+def _events(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        return
+    for line in path.read_bytes().splitlines():
+        with suppress(msgspec.DecodeError):
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if fields.get("event") == name:
+                yield fields
+
+
+def _median_ms(values: list[float]) -> float | None:
+    return statistics.median(values) * 1e-6 if values else None

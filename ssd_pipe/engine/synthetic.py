@@ -1,0 +1,97 @@
+"""Replayed acceptance: outcomes that two models which do not know each other cannot give.
+
+Shapes with random weights do all the work of a round and agree on nothing. To time the pipeline as
+if they did, the scheduler puts a drawn or recorded outcome in the place of the real one, before it
+looks at it: so many tokens of the chain accepted, and as recovery token one that the speculation
+cache holds (a hit) or one that it does not. Whoever prints such figures says so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import msgspec
+
+from ipc.messages import RowOutcome
+from ssd_pipe.config import SpeculationSection
+from ssd_pipe.errors import ConfigError
+
+FIELD = "speculation.synthetic_acceptance"
+
+Cached = Callable[[int, int], list[int]]
+"""(slot, accepted length) -> recovery tokens that would be a hit."""
+
+
+class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of recorded rounds: tokens accepted, and whether the outcome was a hit."""
+
+    accepted: list[int]
+    hits: list[bool]
+
+
+class SyntheticOutcomes:
+    """Outcomes by rate, or out of a file, in turn and over again.
+
+    The file is JSON: ``{"accepted": [5, 0, 3], "hits": [true, false, true]}``, one of each a round.
+    """
+
+    def __init__(self, acceptance: str, hit_rate: float, seed: int = 0) -> None:
+        """Raises ConfigError for a rate outside 0..1 or a file that is no trace."""
+        self._random = random.Random(seed)
+        self._hit_rate = hit_rate
+        self._rate = 0.0
+        self._rounds = None
+        try:
+            self._rate = float(acceptance)
+        except ValueError:
+            trace = _read(Path(acceptance))
+            self._rounds = cycle(list(zip(trace.accepted, trace.hits, strict=True)))
+        if not 0 <= self._rate <= 1:
+            raise ConfigError(FIELD, f"a rate must be 0..1, got {acceptance}")
+
+    @classmethod
+    def of(cls, spec: SpeculationSection) -> SyntheticOutcomes | None:
+        """As configured; None if outcomes are real."""
+        if not spec.synthetic_acceptance:
+            return None
+        return cls(spec.synthetic_acceptance, spec.synthetic_hit_rate)
+
+    def replace(self, outcome: RowOutcome, chain: int, slot: int, cached: Cached) -> RowOutcome:
+        """What stands for the ``outcome`` of a chain of so many tokens; empty chains keep theirs.
+
+        Where the cache holds nothing for the accepted length, a hit becomes a miss.
+        """
+        if not chain:
+            return outcome
+        accepted, hit = self._draw(chain)
+        known = cached(slot, accepted)
+        if hit and known:
+            return RowOutcome(accepted, self._random.choice(known))
+        token = outcome.token
+        while token in known:
+            token += 1 if token < max(known) else -max(known)
+        return RowOutcome(accepted, token)
+
+    def _draw(self, chain: int) -> tuple[int, bool]:
+        if self._rounds is not None:
+            accepted, hit = next(self._rounds)
+            return min(accepted, chain), hit
+        accepted = 0
+        while accepted < chain and self._random.random() < self._rate:
+            accepted += 1
+        return accepted, self._random.random() < self._hit_rate
+
+
+def _read(path: Path) -> Trace:
+    try:
+        trace = msgspec.json.decode(path.read_bytes(), type=Trace)
+    except OSError as error:
+        raise ConfigError(FIELD, f"neither a rate nor a file: {path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(FIELD, f"{path}: {error}") from None
+    if not trace.accepted or len(trace.accepted) != len(trace.hits) or min(trace.accepted) < 0:
+        raise ConfigError(FIELD, f"{path}: as many hits as accepted lengths, at least one of each")
+    return trace
