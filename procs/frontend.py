@@ -51,6 +51,7 @@ from ssd_pipe.text.prepare import Prepared, Preparer
 from ssd_pipe.text.tokenizer import Tokenizer
 
 BEAT = 0.25  # seconds between signs of life
+FAREWELL = 0.1  # seconds for clients to read why; libzmq drops what is unread at a disconnect
 STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state is given out
 
 Key = tuple[bytes, str]
@@ -125,7 +126,9 @@ class Frontend:
                 await asyncio.wait([*parts, end], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 loop.remove_reader(self._runtime.stopping.fileno())
-                self._stop_all([*parts, end])
+                told = self._stop_all([*parts, end])
+            if told:
+                await asyncio.sleep(FAREWELL)
             for task in parts:
                 if task.done() and not task.cancelled():
                     task.result()
@@ -365,10 +368,13 @@ class Frontend:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> None:
+    def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> int:
+        """Fail every request; returns how many there were."""
         for task in [*tasks, *self._tasks]:
             task.cancel()
         for key in list(self._groups):
             self._port.fail(*key, RequestError(503, "the pipeline is stopping"))
+        told = len(self._groups)
         self._groups.clear()
         self._open.clear()
+        return told

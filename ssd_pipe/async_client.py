@@ -213,8 +213,6 @@ class AsyncClient:
             del frames
             while await self._socket.poll(0):  # answers that came before the end still count
                 await asyncio.sleep(0)
-            for _ in range(3):  # the reader has taken the last of them; let it pass that on
-                await asyncio.sleep(0)
             self._fail_all(PeerLost(f"the pipeline at {self.endpoint} has gone"))
 
     async def _watch_silence(self) -> None:

@@ -96,7 +96,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
         backup: what makes the chain on a miss.
         ngram_max, ngram_min: lengths of the suffix that prompt lookup matches.
         draft_vocab: the draft extends chains with the first so many token ids only, which in a
-            BPE vocabulary are the frequent ones; 0 = all. Costs acceptance, saves draft time.
+            BPE vocabulary are the frequent ones. Costs acceptance, saves draft time, most of
+            which is its output layer. 0 = half of a vocabulary over 32,768 on a CPU, else all.
         taper: share of the branches that go on from one depth to the next, the likeliest first;
             1 extends all of them to depth k, and so do CUDA graphs.
         synthetic_acceptance: for timing models that do not know each other; empty = off. The
@@ -106,7 +107,7 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     """
 
     k: int = 5
-    fan_out: FanOut = 3
+    fan_out: FanOut = 2
     fan_out_miss: FanOut | None = None
     allocation: Allocation = "confidence"
     rule: Rule = "shared_noise"

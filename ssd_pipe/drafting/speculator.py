@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ssd_pipe.drafting.graphed import GraphedDraft
 
 PREFILL_CHUNK = 256
+LARGE_VOCAB = 32768
 GREEDY_TAU, SAMPLED_TAU = 0.7, 0.85
 MASK_SECONDS = 0.002
 """What a pass over branches may spend on grammar masks, likeliest branches first; a complex grammar
@@ -100,7 +101,7 @@ class Speculator:
         miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
         self._counts = {False: hit, True: miss}
         self.budget = max(sum(hit), sum(miss))
-        self._vocab = spec.draft_vocab if spec.draft_vocab < model.config.vocab_size else 0
+        self._vocab = _draft_vocab(spec.draft_vocab, model)
         self._cached_a_position = round(sum(hit) / len(hit))
 
     # ------------------------------------------------------------ state
@@ -459,3 +460,11 @@ class Speculator:
         if row.handover and self._handover is not None:
             rows = None if q is None else q.float().cpu().numpy()
             self._handover.put(row.slot, row.handover, rows)
+
+
+def _draft_vocab(wanted: int, model: Transformer) -> int:
+    """Leading token ids that branches and backups choose from, 0 = all."""
+    size = model.config.vocab_size
+    if not wanted and model.backend.device.type == "cpu" and size > LARGE_VOCAB:
+        return size // 2
+    return wanted if wanted < size else 0

@@ -139,6 +139,7 @@ def test_draft_time_is_hidden_unless_the_target_waited_for_it() -> None:
         "depth_wait_seconds": 0.03,
         "draft_busy_seconds": 0.4,
         **{f"accepted_at_{i}": n for i, n in enumerate((1, 0, 4))},
+        **{f"judged_at_{i}": n for i, n in enumerate((5, 4, 0))},
         **{f"hits_at_{i}": n for i, n in enumerate((0, 0, 3))},
         **{f"misses_at_{i}": n for i, n in enumerate((1, 0, 0))},
     }
