@@ -98,7 +98,7 @@ class Pipeline:
     def __init__(self, tmp_path, endpoint=""):
         folder = tmp_path / "model"
         folder.mkdir()
-        shm = tmp_path / "shm"
+        shm = tmp_path / "s"  # socket paths are short
         shm.mkdir()
         self.shm_dir = str(shm)
         self.config = config_from_mapping(

@@ -48,13 +48,26 @@ class ChainScores:
 
     def likelihoods(self, accepted: int, token: int) -> np.ndarray:
         """Log likelihood of outcome (accepted, token) under each of TEMPERATURES."""
-        result = np.empty(len(TEMPERATURES))
+        rows = slice(0, accepted + 1)
+        top = self.scores[rows, :1]
+        taus = TEMPERATURES[:, None]
+        exp = np.exp((self.scores[rows] - top) / taus[..., None])
+        total = exp.sum(axis=2)
+        chance = np.full(len(TEMPERATURES), _FLOOR)
         at = np.flatnonzero(self.tokens[accepted] == token)
-        for i, tau in enumerate(TEMPERATURES):
-            a, w = self.weights(float(tau))
-            chance = w[accepted, at[0]] if len(at) else _FLOOR
-            result[i] = np.log(np.maximum(a[:accepted], _FLOOR)).sum() + np.log(max(chance, _FLOOR))
-        return result
+        if accepted < len(self.chain) and not (self.tokens[accepted] == self.chain[accepted]).any():
+            own = (self.chain_scores[accepted] - top[accepted, 0]) / TEMPERATURES
+            total[:, accepted] += np.exp(own)
+        if accepted:
+            chain = np.array(self.chain[:accepted], np.int64)[:, None]
+            own = np.exp((self.chain_scores[:accepted] - top[:accepted, 0]) / taus)
+            known = (self.tokens[:accepted] == chain).any(axis=1)
+            total[:, :accepted] += np.where(known, 0.0, own)
+            a = np.maximum(own / total[:, :accepted], _FLOOR)
+        if len(at):
+            chance = np.maximum(exp[:, accepted, at[0]] / total[:, accepted], _FLOOR)
+        result: np.ndarray = np.log(chance)
+        return result + np.log(a).sum(axis=1) if accepted else result
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ to the passes the Speculator makes on any device.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,12 +22,11 @@ from ssd_pipe.drafting.candidates import TOP_CANDIDATES
 from ssd_pipe.drafting.tree import Tree
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.errors import ResourceError
-from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.noise import SHARED, row_keys
 
-WHOLE_TREE_BYTES = 200e6
-"""Weights up to which a tree is one launch. A larger draft's steps take long enough to be worth
-leaving out when the outcome has come."""
+AHEAD_BYTES = 200e6
+"""Weights up to which a step of the tree is launched before the last one's tokens are looked at. A
+larger draft's steps take long enough to be worth leaving out when the outcome has come."""
 STUCK = 60.0  # seconds a step of the tree may take
 
 Feed = tuple[Trunk, int, list[int], int]
@@ -60,6 +59,7 @@ class GraphedDraft:
         self._spec, self._scratch_start, self._budget = spec, scratch_start, budget
         self._readback = Readback(model.backend.device)
         self._glue_width = spec.k + 1
+        self._ahead = int(model.weight_bytes <= AHEAD_BYTES)
         self._backup = GraphRunner(model, kv, max_rows, max_positions, pool=pool)
         self._glue = GraphRunner(
             model, kv, max_rows, max_positions, top_n=TOP_CANDIDATES, pool=pool
@@ -72,7 +72,7 @@ class GraphedDraft:
             budget,
             max_positions,
             vocab=vocab,
-            stepwise=model.weight_bytes > WHOLE_TREE_BYTES,
+            stepwise=True,
             pool=pool,
         )
 
@@ -124,17 +124,26 @@ class GraphedDraft:
             np.concatenate([own[at] for at in wanted]).astype(np.float64),
         )
 
-    def grow(self, tree: Tree) -> Iterator[dict[int, np.ndarray]]:
-        """Extend all branches; gives each depth's tokens by slot, as soon as they are there."""
+    def grow(self, tree: Tree, meanwhile: Callable[[], None]) -> Iterator[dict[int, np.ndarray]]:
+        """Extend all branches; gives each depth's tokens by slot, as soon as they are there.
+
+        Left early, it launches no further steps. ``meanwhile`` is called once the GPU is busy.
+        """
         rows = list(tree.rows.values())
         counts = [len(row.outcomes) for row in rows]
         inputs = self._inputs(tree)
         graph = self._trees.graph_of(inputs)
         where = graph.begin(inputs)
-        ends = np.cumsum(counts)
+        launched = 1
+        ends = np.cumsum(counts).tolist()
         for step in range(self._spec.k):
-            if 0 < step < graph.launches:
-                graph.launch_part(step)
+            # The next step of a small draft is queued before this one's tokens are looked at: it
+            # is shorter than what a launch takes.
+            while launched < min(step + 1 + self._ahead, graph.launches):
+                graph.launch_part(launched)
+                launched += 1
+            if step == 0:
+                meanwhile()
             tokens = self._wait(graph.published[step], where)
             yield {
                 row.row.slot: tokens[end - count : end]
@@ -149,9 +158,11 @@ class GraphedDraft:
         rank = np.concatenate([np.arange(count) for count in counts])
         start = np.array([len(row.trunk.tokens) for row in rows])[seqs] + outcomes[:, 0]
         slots = np.array([row.row.slot for row in rows])[seqs]
-        sampling = RowSampling.from_keys([row.trunk.key for row in rows], counts)
-        positions = start + 1 + np.arange(self._spec.k)[:, None]
-        keys = row_keys(np.broadcast_to(sampling.seeds, positions.shape), positions, SHARED)
+        temperature = np.array([row.trunk.key.temperature for row in rows])[seqs]
+        keys = np.zeros((self._spec.k, len(start)), np.uint64)
+        if temperature.any():
+            seeds = np.array([row.trunk.key.seed for row in rows], np.uint64)[seqs]
+            keys = row_keys(seeds, start + 1 + np.arange(self._spec.k)[:, None], SHARED)
         return TreeInputs(
             tokens=outcomes[:, 1],
             positions=start,
@@ -160,7 +171,7 @@ class GraphedDraft:
             tables=[row.trunk.table.blocks for row in rows],
             scratch=self._scratch_start + (slots * self._budget + rank) * self._spec.k,
             keys=keys,
-            temperature=np.where(sampling.greedy, 0.0, sampling.temperature),
+            temperature=temperature,
         )
 
     @staticmethod

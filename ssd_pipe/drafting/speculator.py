@@ -93,6 +93,7 @@ class Speculator:
         self._trunks: dict[int, Trunk] = {}
         self._tree = Tree()
         self._asked: dict[int, ChainScores] = {}
+        self._lessons: list[tuple[bool, ChainScores, int, int]] = []
         self._calibration = {
             True: Calibration(GREEDY_TAU),
             False: Calibration(SAMPLED_TAU),
@@ -135,15 +136,20 @@ class Speculator:
         trunk.adopt(covered)
 
     def _learn(self, trunk: Trunk, tokens: list[int]) -> None:
-        """Calibrate on the outcome that ``tokens`` tell of."""
+        """Note the outcome that ``tokens`` tell of, for when there is time to learn from it."""
         scores = self._asked.pop(trunk.slot, None)
         if scores is None or not tokens:
             return
         k = 0
         while k < len(tokens) - 1 and k < len(scores.chain) and tokens[k] == scores.chain[k]:
             k += 1
-        greedy = trunk.key.temperature == 0
-        self._calibration[greedy].observe(scores.likelihoods(k, tokens[k]))
+        self._lessons.append((trunk.key.temperature == 0, scores, k, tokens[k]))
+
+    def _study(self) -> None:
+        """Calibrate on the outcomes told of since the last time."""
+        for greedy, scores, k, token in self._lessons:
+            self._calibration[greedy].observe(scores.likelihoods(k, token))
+        self._lessons.clear()
 
     # ------------------------------------------------------------ a round
 
@@ -315,7 +321,7 @@ class Speculator:
             branches = Branches(row, self._trunks[row.slot], outcomes)
             tree.rows[row.slot] = branches
             entries = [(row.prefix_hash, k, t) for k, t in outcomes]
-            goals = branches.goals(self._spec.k, taper)
+            goals = branches.goals(self._spec.k, taper) if taper < 1 else None
             self._cache.begin_round(row.slot, entries, goals)
         self._tree = tree
 
@@ -345,12 +351,13 @@ class Speculator:
             return
         graphs = self._tree_graphs([branches.trunk for branches in tree.rows.values()])
         if graphs is not None:
-            for depth, grown in enumerate(graphs.grow(tree), 1):
+            for depth, grown in enumerate(graphs.grow(tree, self._study), 1):
                 for slot, tokens in grown.items():
                     if len(tokens):
                         self._cache.publish_depth(slot, depth, tokens, 0.0)
                 yield
             return
+        self._study()
         device = self._model.backend.device
         branches = BranchBatches(tree, self._scratch_start, self.budget, spec.k, device)
         chains = {slot: self._asked[slot].chain for slot in tree.rows}

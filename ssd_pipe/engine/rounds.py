@@ -65,7 +65,6 @@ class RoundPlanner:
             judged_at=[0] * width,
             hits_at=[0] * width,
             misses_at=[0] * width,
-
         )
 
     def hash0(self, key: NoiseKey) -> int:

@@ -60,12 +60,10 @@ class SyntheticOutcomes:
         return cls(spec.synthetic_acceptance, spec.synthetic_hit_rate)
 
     def replace(self, outcome: RowOutcome, chain: int, slot: int, cached: Cached) -> RowOutcome:
-        """What stands for the ``outcome`` of a chain of so many tokens; empty chains keep theirs.
+        """What stands for the ``outcome`` of a chain of so many tokens.
 
         Where the cache holds nothing for the accepted length, a hit becomes a miss.
         """
-        if not chain:
-            return outcome
         accepted, hit = self._draw(chain)
         known = cached(slot, accepted)
         if hit and known:
