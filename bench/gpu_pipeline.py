@@ -19,10 +19,11 @@ import msgspec
 
 from bench import prompts
 from bench.compare import Job, Sample, compare, warm_up
-from bench.engines import PipelineEngine, running
+from bench.engines import Engine, PipelineEngine, running
 from bench.gpu_common import Report
 from bench.gpu_stages import Stages, bound, read_stages
 from bench.rows import Row, add_comparisons, make_row
+from bench.transformers_engine import TransformersEngine
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import SsdPipeError
@@ -61,7 +62,7 @@ def _run_pair(report: Report, pair: str, args: argparse.Namespace) -> None:
         rows: list[Row] = []
         stages: dict[str, Stages] = {}
         for wave in waves:
-            engines = [PipelineEngine(n, _config(pair, n, args)) for n in wave]
+            engines = [_engine(pair, n, args) for n in wave]
             begun = time.monotonic()
             with running(engines):
                 report.note(f"{pair}: {', '.join(wave)} up in {time.monotonic() - begun:.0f} s")
@@ -72,7 +73,7 @@ def _run_pair(report: Report, pair: str, args: argparse.Namespace) -> None:
             for engine in engines:
                 mine = [s for s in taken if s.engine == engine.name]
                 rows.append(make_row(mine, engine.facts.weight_bytes, None))
-                logs = Path(str(engine.facts.settings["log_dir"]))
+                logs = Path(str(engine.facts.settings.get("log_dir", "")))
                 stages[engine.name] = read_stages(logs)
         add_comparisons(rows, samples, ["ar", *[r.engine for r in rows if r.engine[:3] == "sd-"]])
         label = f"{pair} T={temperature:g}" if real else f"{pair} [{SYNTHETIC} {_replay(args)}]"
@@ -80,7 +81,19 @@ def _run_pair(report: Report, pair: str, args: argparse.Namespace) -> None:
         if real:
             references = [e for e in args.engines if e.startswith("ar")]
             with report.section(f"{label} tokens"):
-                _compare_tokens(report, label, samples, jobs, references, args.target_device)
+                _compare_tokens(
+                    report, label, samples, jobs, references, args.target_device, temperature
+                )
+
+
+def _engine(pair: str, name: str, args: argparse.Namespace) -> Engine:
+    """ "hf" and "hf-assisted" are transformers' ``generate``; the others are ours."""
+    if not name.startswith("hf"):
+        return PipelineEngine(name, _config(pair, name, args))
+    target, draft = (resolve(model) for model in PAIRS[pair])
+    assistant = draft if name == "hf-assisted" else None
+    device, dtype = args.target_device, "bfloat16"
+    return TransformersEngine(name, target, assistant, threads=2, device=device, dtype=dtype)
 
 
 def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
@@ -96,6 +109,7 @@ def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
         "draft.model": draft,
         "draft.device": args.draft_device,
         "speculation.k": k,
+        "speculation.draft_vocab": 0,
         "scheduler.max_num_seqs": 1,
         "scheduler.max_model_len": args.max_model_len,
         "run.log_dir": str(args.log_dir),
@@ -187,6 +201,7 @@ def _compare_tokens(
     jobs: list[Job],
     references: list[str],
     device: str,
+    temperature: float,
 ) -> None:
     """Where engines part from AR, and how close the target's two best scores are there."""
     from bench.gpu_gaps import Gaps
@@ -197,8 +212,8 @@ def _compare_tokens(
     for reference in references:
         wanted = {s.key: s.answer.tokens for s in samples if s.engine == reference}
         for engine in names:
-            if engine == reference:
-                continue
+            if engine == reference or (engine.startswith("hf") and temperature > 0):
+                continue  # transformers has noise of its own
             answers = [s for s in samples if s.engine == engine and s.key in wanted]
             found = []
             for sample in answers:
@@ -242,7 +257,7 @@ def _arguments() -> argparse.Namespace:
         "--engines",
         nargs="+",
         default=["ar", "ar-pad-5", "sd-3", "sd-5", "ssd-5-18"],
-        help="ar, ar-pad-K, sd-K, ssd-K-B: K draft tokens, B branches in all",
+        help="ar, ar-pad-K, sd-K, ssd-K-B: K draft tokens, B branches in all; hf, hf-assisted",
     )
     parser.add_argument("--one-by-one", action="store_true", help="engines after one another")
     parser.add_argument("--prompts", type=int, default=6)

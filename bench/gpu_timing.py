@@ -30,7 +30,7 @@ STEPS = 5
 DRAFTS = ("smollm2-draft-16m", "qwen3-0.6b", "llama-3.2-1b", "smollm2-135m")
 TREES = (12, 24)
 OFF = CudaOptions(fused_tokens=0)
-ALL = CudaOptions(fused_tokens=32, fused_width=8192)
+ALL = CudaOptions(fused_tokens=32, fused_width=8192, single_width=8192)
 
 
 def copy_bandwidth(report: Report) -> float:

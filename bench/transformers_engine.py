@@ -23,13 +23,14 @@ DEADLINE = 600.0  # seconds one answer, or loading, may take
 
 
 class TransformersEngine:
-    """``model.generate`` of transformers in float32, KV cache on.
+    """``model.generate`` of transformers, KV cache on.
 
     Args:
         model: folder of the target.
         assistant: folder of the draft for assisted generation; None = plain.
         threads: intra-op threads of torch.
         cpus: cores the process is kept on; empty = all.
+        device, dtype: of both models.
     """
 
     def __init__(
@@ -39,6 +40,8 @@ class TransformersEngine:
         assistant: Path | None = None,
         threads: int = 1,
         cpus: Sequence[int] = (),
+        device: str = "cpu",
+        dtype: str = "float32",
     ) -> None:
         self.name = name
         self.facts = Facts()
@@ -46,6 +49,8 @@ class TransformersEngine:
         self._assistant = assistant
         self._threads = threads
         self._cpus = list(cpus)
+        self._device = device
+        self._dtype = dtype
         self._process: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._rest = b""
@@ -53,6 +58,7 @@ class TransformersEngine:
     def start(self) -> None:
         command = [sys.executable, "-m", "bench.transformers_worker", "--model", str(self._model)]
         command += ["--threads", str(self._threads)]
+        command += ["--device", self._device, "--dtype", self._dtype]
         if self._assistant is not None:
             command += ["--assistant", str(self._assistant)]
         if self._cpus:

@@ -69,12 +69,15 @@ class Arrivals:
 class Worker:
     """Two models and how to ask them."""
 
-    def __init__(self, model: str, assistant: str | None, threads: int) -> None:
+    def __init__(
+        self, model: str, assistant: str | None, threads: int, device: str, dtype: str
+    ) -> None:
         import torch
 
         torch.set_num_threads(threads)
-        self._model = _load(model)
-        self._assistant = _load(assistant) if assistant else None
+        self._device, self._dtype = device, dtype
+        self._model = _load(model, device, dtype)
+        self._assistant = _load(assistant, device, dtype) if assistant else None
         self._eos = self._model.generation_config.eos_token_id
 
     def loaded(self) -> Loaded:
@@ -88,7 +91,8 @@ class Worker:
         if table.data_ptr() != head.data_ptr():
             del weights[table.data_ptr()]
         settings: dict[str, Any] = {
-            "dtype": "float32",
+            "dtype": self._dtype,
+            "device": self._device,
             "attention": self._model.config._attn_implementation,
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
@@ -101,7 +105,7 @@ class Worker:
 
         started = time.monotonic()
         arrivals = Arrivals()
-        prompt = torch.tensor([job.tokens])
+        prompt = torch.tensor([job.tokens], device=self._device)
         params = job.params
         options: dict[str, Any] = {
             "max_new_tokens": params.max_tokens,
@@ -136,13 +140,14 @@ class Worker:
         )
 
 
-def _load(folder: str) -> Any:
+def _load(folder: str, device: str, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, local_files_only=True
-    ).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), local_files_only=True
+    )
+    return model.to(device).eval()
 
 
 def _gaps(logits: Sequence[torch.Tensor]) -> list[float]:
@@ -164,11 +169,19 @@ def main() -> None:
     parser.add_argument("--assistant")
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cpus", default="")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
     if arguments.cpus:  # before torch makes threads
         os.sched_setaffinity(0, [int(c) for c in arguments.cpus.split(",")])
-    worker = Worker(arguments.model, arguments.assistant, arguments.threads)
+    worker = Worker(
+        arguments.model,
+        arguments.assistant,
+        arguments.threads,
+        arguments.device,
+        arguments.dtype,
+    )
     _answer(worker.loaded())
     for line in sys.stdin.buffer:
         _answer(worker.run(msgspec.json.decode(line, type=Job)))

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ssd_pipe.drafting.graphed import GraphedDraft
 
 POLL = 0.5  # seconds between looks at the stop flag
+DECIDE_SECONDS = 120e-6  # what the scheduler may take to say whether it waits for another depth
+PLAN_SECONDS = 1e-3  # what its next plan may take then
 
 
 def run(runtime: Runtime) -> None:
@@ -58,6 +60,7 @@ class _Worker:
         self._runtime = runtime
         self.sizes = sizes
         device = place(config, "draft")
+        self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
         model = load_model(
             resolve(config.draft.model),
             dtype=config.draft.dtype,
@@ -151,6 +154,9 @@ class _Worker:
                 depths.append(now)
                 if self._cache.reader_waits:
                     self._notices.send(DepthReady(plan.round, len(depths)))
+                    message = self._last_call()
+                    if message is not None:
+                        break
             else:
                 stamps[stage] = now
             # A backup chain has someone waiting for it; anything else yields to the next plan.
@@ -184,6 +190,17 @@ class _Worker:
         )
         self._notices.send(times)
         return message
+
+    def _last_call(self) -> DraftMessage | None:
+        """The next plan, if whoever waited for this depth wants no more of them.
+
+        A pass that has begun on a GPU cannot be taken back, and the next round waits for its end.
+        """
+        end = time.monotonic() + self._decide_seconds
+        while time.monotonic() < end:
+            if not self._cache.reader_waits:
+                return self._plans.recv(PLAN_SECONDS)
+        return None
 
     def _stages(self, plan: DraftPlan) -> Iterator[str]:
         return self._speculator.round(plan, self._answer)

@@ -43,6 +43,7 @@ from procs.runtime import Runtime
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request
+from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import FAILED, Emission, Scheduler, Step
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
@@ -72,48 +73,6 @@ def run(runtime: Runtime) -> None:
         except PeerLost as error:
             loop.fail_all(str(error))
             raise
-
-
-class RoundTimes(msgspec.Struct):
-    """Where the time of rounds went, seconds since start.
-
-    ``overhead`` is what lies between two verifications (scheduler, messages, cache query) without
-    the waits for the draft; rounds that follow an idle spell are not counted in it.
-    """
-
-    verify_seconds: float = 0.0
-    forward_seconds: float = 0.0
-    overhead_seconds: float = 0.0
-    overhead_rounds: int = 0
-    backup_wait_seconds: float = 0.0
-    depth_wait_seconds: float = 0.0
-    draft_busy_seconds: float = 0.0
-    tokens_fed: int = 0
-    steps: int = 0
-    _last_end_ns: int = 0
-    _waited: float = 0.0
-
-    def idle(self) -> None:
-        """Nothing runs: the next gap is no overhead."""
-        self._last_end_ns = 0
-
-    def waited(self, seconds: float) -> float:
-        """The gap now open holds a wait for the draft; returns ``seconds``."""
-        self._waited += seconds
-        return seconds
-
-    def step(self, result: StepResult, tokens: int) -> None:
-        """A step has ended."""
-        self.steps += 1
-        self.tokens_fed += tokens
-        self.verify_seconds += (result.finished_ns - result.started_ns) * 1e-9
-        self.forward_seconds += (result.forward_ns - result.started_ns) * 1e-9
-        if self._last_end_ns:
-            gap = (result.started_ns - self._last_end_ns) * 1e-9 - self._waited
-            self.overhead_seconds += max(0.0, gap)
-            self.overhead_rounds += 1
-        self._last_end_ns = result.finished_ns
-        self._waited = 0.0
 
 
 class _Loop:
@@ -146,7 +105,9 @@ class _Loop:
             self._draft = TypedSender.open(
                 runtime, channels.DRAFT_PLANS, DraftMessage, capacity=sizes.plan_bytes
             )
-            self._notices = TypedReceiver.open(runtime, channels.DRAFT_NOTICES, DraftNotice)
+            self._notices = TypedReceiver.open(
+                runtime, channels.DRAFT_NOTICES, DraftNotice, spin_us=default_spin_us()
+            )
         self._requests = sockets.bind(zmq.PULL, runtime.rundir.endpoint("requests"))
         self._tokens = sockets.bind(zmq.PUSH, runtime.rundir.endpoint("tokens"))
         self._decoder = msgspec.msgpack.Decoder(ToScheduler)
@@ -340,7 +301,9 @@ class _Loop:
             return False
         seconds = self._times.waited(time.monotonic() - started)
         self._times.backup_wait_seconds += seconds
-        self._planner.times.observe("backup_step", seconds / max(backups.values()))
+        # Before a request's second token, the draft may have had its prompt to read first.
+        if all(len(by_slot[slot].tokens) > by_slot[slot].prompt_len + 1 for slot in backups):
+            self._planner.times.observe("backup_step", seconds / max(backups.values()))
         return True
 
     def _await_depth(self, request: Request, batch: int) -> None:

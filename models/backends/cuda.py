@@ -47,8 +47,9 @@ class CudaOptions:
 
     split: int = 128
     split_tokens: int = 256
-    fused_tokens: int = 1
-    fused_width: int = 1024
+    fused_tokens: int = 12
+    fused_width: int = 768
+    single_width: int = 1024
 
     def __post_init__(self) -> None:
         if self.split < 16 or self.split % 16:
@@ -153,7 +154,9 @@ class CudaBackend:
         return CudaForward(self, layers, norm, eps)
 
     def _skinny(self, tokens: int, width: int) -> bool:
-        return 0 < tokens <= self.options.fused_tokens and width <= self.options.fused_width
+        options = self.options
+        widest = options.single_width if tokens == 1 else options.fused_width
+        return 0 < tokens <= options.fused_tokens and width <= widest
 
     def takes_fused(self, tokens: int, width: int) -> bool:
         """Whether a pass of ``tokens`` through a model of hidden size ``width`` runs fused."""

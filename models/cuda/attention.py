@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from models.batch import ForwardBatch
+from models.cuda.overlap import after_previous, overlap
 from models.cuda.tiles import Tiles
 
 REDUCED_TOGETHER = 16
@@ -70,7 +71,9 @@ def _attention_kernel(
     DIRECT: tl.constexpr,
     ORDERED: tl.constexpr,
     SUFFIX: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_previous(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(tile_length + tile)
@@ -182,7 +185,9 @@ def _reduce_kernel(
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_previous(PDL)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     context = tl.load(context_lens + token)
     splits = tl.maximum((context + split_size - 1) // split_size, 1)
@@ -284,6 +289,7 @@ def paged_attention(
         suffix is not None,
         num_warps=8 if rows >= 128 else 4,
         num_stages=2,
+        **overlap(q),
     )
     if not direct:
         _reduce_kernel[(tokens, heads)](
@@ -297,5 +303,6 @@ def paged_attention(
             dim_p,
             REDUCED_TOGETHER,
             num_warps=4 if dim_p > 64 else 2,
+            **overlap(q),
         )
     return out.view(tokens, heads * dim)

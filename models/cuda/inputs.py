@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from models.cuda.noise import mix_key
+from models.cuda.overlap import after_previous, overlap
 
 
 @triton.jit
@@ -27,7 +28,9 @@ def _expand_rows_kernel(
     WIDTH: tl.constexpr,
     WIDTH_P: tl.constexpr,
     PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, WIDTH_P)
     inside = i < WIDTH
@@ -59,7 +62,9 @@ def _expand_tree_kernel(
     branches,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_previous(PDL)
     branch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = branch < branches
     alive = tl.load(live + branch, mask=inside, other=0) != 0
@@ -112,6 +117,7 @@ def expand_rows(
         triton.next_power_of_2(width),
         page,
         num_warps=1,
+        **overlap(starts),
     )
 
 
@@ -135,5 +141,13 @@ def expand_tree(
     branches = live.shape[0]
     block = min(128, triton.next_power_of_2(branches))
     _expand_tree_kernel[(triton.cdiv(branches, block),)](
-        first_positions, first_slots, live, *outputs, branches, steps, block, num_warps=1
+        first_positions,
+        first_slots,
+        live,
+        *outputs,
+        branches,
+        steps,
+        block,
+        num_warps=1,
+        **overlap(live),
     )

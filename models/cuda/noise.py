@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from models.cuda.overlap import after_previous, overlap
+
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 MUL1 = tl.constexpr(0xBF58476D1CE4E5B9)
 MUL2 = tl.constexpr(0x94D049BB133111EB)
@@ -61,8 +63,16 @@ def _scores(logits, keys, inverse_temperature, row, token, inside, vocab):
 
 @triton.jit
 def _partial_argmax_kernel(
-    logits, keys, inverse_temperature, best, best_id, vocab, BLOCK: tl.constexpr
+    logits,
+    keys,
+    inverse_temperature,
+    best,
+    best_id,
+    vocab,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_previous(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
     value = _scores(logits, keys, inverse_temperature, row, token, token < vocab, vocab)
@@ -73,7 +83,8 @@ def _partial_argmax_kernel(
 
 
 @triton.jit
-def _final_argmax_kernel(best, best_id, out, parts, BLOCK: tl.constexpr):
+def _final_argmax_kernel(best, best_id, out, parts, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, BLOCK)
     value = tl.load(best + row * parts + i, mask=i < parts, other=float("-inf"))
@@ -83,7 +94,10 @@ def _final_argmax_kernel(best, best_id, out, parts, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scores_kernel(logits, keys, inverse_temperature, out, vocab, BLOCK: tl.constexpr):
+def _scores_kernel(
+    logits, keys, inverse_temperature, out, vocab, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab
@@ -118,10 +132,18 @@ def choose(
     best = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     best_id = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     _partial_argmax_kernel[(rows, parts)](
-        logits, keys, inverse_temperature, best, best_id, vocab, VOCAB_BLOCK, num_warps=4
+        logits,
+        keys,
+        inverse_temperature,
+        best,
+        best_id,
+        vocab,
+        VOCAB_BLOCK,
+        num_warps=4,
+        **overlap(logits),
     )
     block = triton.next_power_of_2(parts)
-    _final_argmax_kernel[(rows,)](best, best_id, out, parts, block, num_warps=1)
+    _final_argmax_kernel[(rows,)](best, best_id, out, parts, block, num_warps=1, **overlap(logits))
     return out
 
 
@@ -134,7 +156,14 @@ def noised_scores(
     out = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     if rows:
         _scores_kernel[(rows, triton.cdiv(vocab, VOCAB_BLOCK))](
-            logits, keys, inverse_temperature, out, vocab, VOCAB_BLOCK, num_warps=4
+            logits,
+            keys,
+            inverse_temperature,
+            out,
+            vocab,
+            VOCAB_BLOCK,
+            num_warps=4,
+            **overlap(logits),
         )
     return out
 

@@ -10,11 +10,23 @@ import torch
 import triton
 import triton.language as tl
 
+from models.cuda.overlap import after_previous, overlap
+
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, weight, out, total, width, eps, ADD: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    total,
+    width,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -32,7 +44,8 @@ def _rms_norm_kernel(
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    after_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -75,7 +88,17 @@ def _launch_norm(
         return
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(rows,)](
-        x, residual, weight, out, total, width, eps, add, block, num_warps=_warps(block)
+        x,
+        residual,
+        weight,
+        out,
+        total,
+        width,
+        eps,
+        add,
+        block,
+        num_warps=_warps(block),
+        **overlap(x),
     )
 
 
@@ -86,7 +109,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = gate_up.new_empty((rows, width))
     if rows:
         block = min(1024, triton.next_power_of_2(width))
-        _silu_mul_kernel[(rows, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+        _silu_mul_kernel[(rows, triton.cdiv(width, block))](
+            gate_up, out, width, block, num_warps=4, **overlap(gate_up)
+        )
     return out
 
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from models.batch import ForwardBatch
+from models.cuda.overlap import after_previous, overlap
 
 
 @triton.jit
@@ -28,7 +29,9 @@ def _rope_store_kernel(
     DIM: tl.constexpr,
     HALF_P: tl.constexpr,
     NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    after_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)  # q heads, then k heads, then v heads
     HALF: tl.constexpr = DIM // 2
@@ -108,5 +111,6 @@ def rope_and_store(
         triton.next_power_of_2(head_dim // 2),
         normed,
         num_warps=1,
+        **overlap(qkv),
     )
     return q

@@ -12,6 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from models.cuda.overlap import after_previous, overlap
+
 MAX_ROWS = 64
 
 
@@ -34,8 +36,10 @@ def _rows_kernel(
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Several rows on the tensor cores, 16 or more padded."""
+    after_previous(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     in_n, in_m = n < N, m < rows
@@ -95,12 +99,23 @@ def _row_kernel(
     GATED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    ONCE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """One row, by multiply and add: nothing but the weights' stream counts."""
+    """One row, by multiply and add: nothing but the weights' stream counts. ``ONCE``: K fits a
+    block, and the weights are fetched while the kernel before this one still runs."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < N
     weight_at = weight + n.to(tl.int64)[:, None] * K
     gap = N.to(tl.int64) * K
+    if ONCE:
+        k_once = tl.arange(0, BLOCK_K)
+        mask_once = in_n[:, None] & (k_once < K)[None, :]
+        w_once = tl.load(weight_at + k_once[None, :], mask=mask_once, other=0.0)
+        up_once = w_once
+        if GATED:
+            up_once = tl.load(weight_at + gap + k_once[None, :], mask=mask_once, other=0.0)
+    after_previous(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
@@ -109,14 +124,20 @@ def _row_kernel(
         in_k = k < K
         part = tl.load(x + k, mask=in_k, other=0.0).to(tl.float32)
         mask = in_n[:, None] & in_k[None, :]
-        w = tl.load(weight_at + k[None, :], mask=mask, other=0.0)
+        if ONCE:  # noqa: SIM108 (decided at compile time)
+            w = w_once
+        else:
+            w = tl.load(weight_at + k[None, :], mask=mask, other=0.0)
         if NORM:
             squares += part * part
             part *= tl.load(norm + k, mask=in_k, other=0.0)
             part = part.to(w.dtype).to(tl.float32)
         acc += w.to(tl.float32) * part[None, :]
         if GATED:
-            w = tl.load(weight_at + gap + k[None, :], mask=mask, other=0.0)
+            if ONCE:  # noqa: SIM108
+                w = up_once
+            else:
+                w = tl.load(weight_at + gap + k[None, :], mask=mask, other=0.0)
             up += w.to(tl.float32) * part[None, :]
     result = tl.sum(acc, axis=1)
     gain = tl.sum(up, axis=1)
@@ -172,11 +193,12 @@ def skinny_linear(
     )
     flags = (norm is not None, gated, bias is not None, residual is not None)
     if rows == 1:
-        block_k = min(1024, triton.next_power_of_2(k))
+        once = k <= 2048
+        block_k = triton.next_power_of_2(k) if once else 1024
         block_n = (1 if gated else 2) * (4096 // block_k) if k * n >= 1 << 22 else 1
         block_n = max(1, min(block_n, 16))
         _row_kernel[(triton.cdiv(n, block_n),)](
-            *tensors, n, k, eps, block_n, block_k, *flags, num_warps=4
+            *tensors, n, k, eps, block_n, block_k, *flags, once, num_warps=4, **overlap(x)
         )
         return out
     wide = 2 if x.dtype == torch.float32 else 1
@@ -196,5 +218,6 @@ def skinny_linear(
         *flags,
         num_warps=4 if block_m > 16 else 2,
         num_stages=4 if wide == 1 and not gated else 3,
+        **overlap(x),
     )
     return out

@@ -20,6 +20,9 @@ from ssd_pipe.engine.scheduler import Emission, Row, Step
 from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.params import NoiseKey
 
+PROBE_EVERY = 8
+"""Of the misses for which drafting seems too slow, the share that try it all the same."""
+
 
 class Counters(msgspec.Struct):
     """Totals since start."""
@@ -56,6 +59,7 @@ class RoundPlanner:
         self._ngrams: dict[int, NgramProposer] = {}
         self._missed: set[int] = set()
         self._handovers = 0
+        self._undrafted = 0
         self.round = 0
         self.acceptance = AcceptanceEstimator(spec.k)
         self.times = StageTimes()
@@ -199,6 +203,10 @@ class RoundPlanner:
         best = best_chain_length(
             self.acceptance.per_position(), self._round_time, step, step, self._spec.k
         )
+        if not best:
+            # One bad measurement would otherwise never be followed by another.
+            self._undrafted += 1
+            best = int(self._undrafted % PROBE_EVERY == 0)
         return min(limit, best)
 
     def _ngram(self, request: Request) -> NgramProposer:

@@ -1,0 +1,42 @@
+"""Programmatic dependent launch: a kernel's blocks are in place before the one before it has ended.
+
+Every kernel of a step waits for its predecessor itself, first of all, and at once lets its
+successor be launched. What lies between two small kernels, some microseconds, mostly goes away. No
+kernel may read or write anything, or return, before it has waited; weights, which nobody writes,
+may be read earlier.
+"""
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+SWITCH = "SSD_CUDA_OVERLAP"
+"""Environment variable; "0" turns it off."""
+
+
+@triton.jit
+def after_previous(PDL: tl.constexpr):
+    """Wait for the kernel before this one; let the next one be launched."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@lru_cache
+def _supported(index: int) -> bool:
+    return torch.cuda.get_device_capability(index) >= (9, 0) and os.environ.get(SWITCH) != "0"
+
+
+def overlap(tensor: torch.Tensor) -> dict[str, Any]:
+    """Launch arguments of a kernel that has a ``PDL`` parameter and calls ``after_previous``."""
+    if tensor.is_cuda and _supported(tensor.device.index or 0):
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}

@@ -1,0 +1,49 @@
+"""Where the time of rounds goes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ipc.messages import StepResult
+
+
+class RoundTimes(msgspec.Struct):
+    """Where the time of rounds went, seconds since start.
+
+    ``overhead`` is what lies between two verifications (scheduler, messages, cache query) without
+    the waits for the draft; rounds that follow an idle spell are not counted in it.
+    """
+
+    verify_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    overhead_rounds: int = 0
+    backup_wait_seconds: float = 0.0
+    depth_wait_seconds: float = 0.0
+    draft_busy_seconds: float = 0.0
+    tokens_fed: int = 0
+    steps: int = 0
+    _last_end_ns: int = 0
+    _waited: float = 0.0
+
+    def idle(self) -> None:
+        """Nothing runs: the next gap is no overhead."""
+        self._last_end_ns = 0
+
+    def waited(self, seconds: float) -> float:
+        """The gap now open holds a wait for the draft; returns ``seconds``."""
+        self._waited += seconds
+        return seconds
+
+    def step(self, result: StepResult, tokens: int) -> None:
+        """A step has ended."""
+        self.steps += 1
+        self.tokens_fed += tokens
+        self.verify_seconds += (result.finished_ns - result.started_ns) * 1e-9
+        self.forward_seconds += (result.forward_ns - result.started_ns) * 1e-9
+        if self._last_end_ns:
+            gap = (result.started_ns - self._last_end_ns) * 1e-9 - self._waited
+            self.overhead_seconds += max(0.0, gap)
+            self.overhead_rounds += 1
+        self._last_end_ns = result.finished_ns
+        self._waited = 0.0

@@ -1,0 +1,27 @@
+"""What counts as overhead between two verifications."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipc.messages import StepResult
+from ssd_pipe.engine.round_times import RoundTimes
+
+
+def result(start_ms: float, end_ms: float) -> StepResult:
+    start, end = int(start_ms * 1e6), int(end_ms * 1e6)
+    return StepResult(1, [], start, end - 1000, end)
+
+
+def test_gaps_count_without_the_waits_for_the_draft_and_without_idle_spells() -> None:
+    times = RoundTimes()
+    times.step(result(0, 10), 6)
+    times.step(result(11, 20), 6)  # a gap of 1 ms
+    times.waited(0.004)
+    times.step(result(25, 30), 6)  # 5 ms, 4 of which waited for the draft
+    times.idle()
+    times.step(result(500, 510), 1)
+    assert times.overhead_rounds == 2
+    assert times.overhead_seconds == pytest.approx(0.002)
+    assert times.verify_seconds == pytest.approx(0.034)
+    assert (times.steps, times.tokens_fed) == (4, 19)
