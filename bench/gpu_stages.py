@@ -12,6 +12,9 @@ import msgspec
 
 from bench.rows import Row
 
+UNCUT_SHARE = 0.3
+"""Of the draft's rounds; with fewer, those not cut are the odd ones (a prompt was read, say)."""
+
 
 class Stages(msgspec.Struct, kw_only=True):
     """Medians over a run's rounds, ms; None where the engine has no such stage.
@@ -21,7 +24,8 @@ class Stages(msgspec.Struct, kw_only=True):
         backup_ms: a chain drafted just in time; ``backups`` of them.
         glue_ms: the glue pass and the choice of branches.
         step_ms: one step of the tree.
-        tree_ms: from the start of a round that was not cut to its last depth.
+        tree_ms: from the start of a round that was not cut to its last depth; None where most
+            are cut, so that verification alone sets the pace.
     """
 
     verify_ms: float | None = None
@@ -53,7 +57,7 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
         backup_ms=_median_ms(backup),
         glue_ms=_median_ms(glue),
         step_ms=_median_ms(step),
-        tree_ms=_median_ms(tree),
+        tree_ms=_median_ms(tree) if len(tree) >= len(glue) * UNCUT_SHARE else None,
         backups=len(backup),
     )
 

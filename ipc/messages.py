@@ -10,6 +10,8 @@ import msgspec
 
 from ssd_pipe.params import NoiseKey, SamplingParams
 
+TOKEN_BYTES = 5  # of a token id in MessagePack, at most
+
 # ---------------------------------------------------------------- public: client -> frontend
 
 
@@ -359,13 +361,6 @@ class StepPlan(msgspec.Struct, frozen=True, tag="plan", array_like=True):
     drop: list[int] = []
 
 
-class Halt(msgspec.Struct, frozen=True, tag="halt", array_like=True):
-    """Leave the loop."""
-
-
-TargetMessage = StepPlan | Halt
-
-
 class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
     """Outcome (k, t*) of one sampled row, in the order of the plan's sampled rows.
 
@@ -408,7 +403,7 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
     target verifies now; ``entry`` is the cache entry it came from, -1 if from elsewhere. With
     ``backup`` > 0 the outcome was a miss: speculate a chain of that many tokens just in time,
     answer ChainReady, and take it as this row's chain. ``fork``: speculate on the outcomes of
-    verifying that chain, at most ``depth`` tokens each. ``prefix_hash`` covers every committed
+    verifying that chain, at most k tokens each. ``prefix_hash`` covers every committed
     token, ``tokens`` included. ``after_miss`` picks the fan-out. ``handover`` > 0 numbers the hand
     over of the chain's draft distributions (rejection rule).
     """
@@ -418,7 +413,6 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
     tokens: list[int]
     chain: list[int]
     fork: bool
-    depth: int
     prefix_hash: int
     entry: int = -1
     backup: int = 0
@@ -435,9 +429,6 @@ class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
     drop: list[int] = []
 
 
-DraftMessage = DraftPlan | Halt
-
-
 # ---------------------------------------------------------------- hot: draft -> scheduler
 
 
@@ -447,7 +438,6 @@ class ChainReady(msgspec.Struct, frozen=True, tag="chain", array_like=True):
     round: int
     slot: int
     tokens: list[int]
-    probs: list[float]
 
 
 class DraftTimes(msgspec.Struct, frozen=True, tag="times", array_like=True):

@@ -1,4 +1,4 @@
-"""Shared-memory files in the run directory, seen as NumPy arrays.
+"""Shared-memory files in the run directory.
 
 Space is taken when a segment is made, so a full file system is an error at start-up and not a
 SIGBUS in the middle of a run.
@@ -77,25 +77,6 @@ class Segment:
             segment.close()
             raise ResourceError(f"{path}: segment of {size} bytes, expected {nbytes}")
         return segment
-
-    def array(
-        self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0
-    ) -> npt.NDArray[np.generic]:
-        """A writable view of ``shape`` at byte ``offset``.
-
-        Raises ResourceError if it does not fit the segment.
-        """
-        import numpy as np
-
-        kind = np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
-        end = offset + kind.itemsize * count
-        if offset < 0 or offset % kind.alignment or end > len(self.map):
-            raise ResourceError(
-                f"{self.path}: no room for {kind} {shape} at byte {offset} of {len(self.map)}"
-            )
-        # frombuffer, unlike ndarray(buffer=...), keeps the mapping from going under the array.
-        return np.frombuffer(self.map, kind, count, offset).reshape(shape)
 
     def close(self) -> None:
         """Unmap now, or when the last array that still looks into the segment goes."""

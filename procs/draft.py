@@ -18,11 +18,9 @@ from ipc.handover import Handover
 from ipc.messages import (
     ChainReady,
     DepthReady,
-    DraftMessage,
     DraftNotice,
     DraftPlan,
     DraftTimes,
-    Halt,
 )
 from ipc.segments import create_segment
 from models.kv_cache import KVCache
@@ -33,7 +31,7 @@ from procs.placement import kv_blocks, place, spin_us
 from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
-from ssd_pipe.drafting.speculator import Speculator
+from ssd_pipe.drafting.speculator import Speculator, chain_vocab
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.hub import resolve
@@ -106,7 +104,7 @@ class _Worker:
         self._plans = TypedReceiver.open(
             runtime,
             channels.DRAFT_PLANS,
-            DraftMessage,
+            DraftPlan,
             capacity=sizes.plan_bytes,
             spin_us=spin_us(device),
         )
@@ -126,10 +124,7 @@ class _Worker:
         while not self._runtime.stopping.is_set():
             self._runtime.alive()
             if plan is None:
-                message = self._plans.recv(0 if lagging else POLL)
-                if isinstance(message, Halt):
-                    return
-                plan = message
+                plan = self._plans.recv(0 if lagging else POLL)
             if plan is None:
                 lagging = self._speculator.prefill()
                 continue
@@ -138,34 +133,32 @@ class _Worker:
             self._speculator.apply(plan)
             if waiting is None:
                 waiting = self._round(plan)
-            if isinstance(waiting, Halt):
-                return
             plan = waiting
 
-    def _round(self, plan: DraftPlan) -> DraftMessage | None:
-        """Run a round until it ends or the next message comes; returns that message."""
+    def _round(self, plan: DraftPlan) -> DraftPlan | None:
+        """Run a round until it ends or the next plan comes; returns that plan."""
         started = time.monotonic_ns()
         stamps = {"backup": started, "glue": started}
         depths: list[int] = []
-        message: DraftMessage | None = None
+        following: DraftPlan | None = None
         for stage in self._stages(plan):
             now = time.monotonic_ns()
             if stage == "step":
                 depths.append(now)
                 if self._cache.reader_waits:
                     self._notices.send(DepthReady(plan.round, len(depths)))
-                    message = self._last_call()
-                    if message is not None:
+                    following = self._last_call()
+                    if following is not None:
                         break
             else:
                 stamps[stage] = now
             # A backup chain has someone waiting for it; anything else yields to the next plan.
             if stage != "backup":
-                message = self._plans.recv(0)
-                if message is not None:
+                following = self._plans.recv(0)
+                if following is not None:
                     break
         if not plan.rows:
-            return message
+            return following
         times = DraftTimes(
             round=plan.round,
             started_ns=started,
@@ -186,12 +179,12 @@ class _Worker:
             end=times.finished_ns,
             rids=self._speculator.request_ids(plan),
             branches=times.branches,
-            cut=message is not None,
+            cut=following is not None,
         )
         self._notices.send(times)
-        return message
+        return following
 
-    def _last_call(self) -> DraftMessage | None:
+    def _last_call(self) -> DraftPlan | None:
         """The next plan, if whoever waited for this depth wants no more of them.
 
         A pass that has begun on a GPU cannot be taken back, and the next round waits for its end.
@@ -217,7 +210,6 @@ def _graphs(
         return None
     from ssd_pipe.drafting.graphed import GraphedDraft
 
-    vocab = config.speculation.draft_vocab
     graphs = GraphedDraft(
         model,
         kv,
@@ -226,7 +218,7 @@ def _graphs(
         sizes.branches,
         sizes.slots,
         sizes.max_model_len + sizes.k + 1,
-        vocab if vocab < sizes.vocab_size else 0,
+        chain_vocab(config.speculation, model),
     )
     graphs.warm_up(config.mode == "ssd")
     return graphs

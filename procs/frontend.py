@@ -51,6 +51,7 @@ from ssd_pipe.text.prepare import Prepared, Preparer
 from ssd_pipe.text.tokenizer import Tokenizer
 
 BEAT = 0.25  # seconds between signs of life
+SIGNALS = ("SIGTERM", "SIGINT")
 FAREWELL = 0.1  # seconds for clients to read why; libzmq drops what is unread at a disconnect
 STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state is given out
 
@@ -370,10 +371,13 @@ class Frontend:
 
     def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> int:
         """Fail every request; returns how many there were."""
+        reason = self._runtime.stopping.reason
+        ordered = not reason or reason in SIGNALS
+        farewell = "the pipeline is stopping" if ordered else f"pipeline stopped: {reason}"
         for task in [*tasks, *self._tasks]:
             task.cancel()
         for key in list(self._groups):
-            self._port.fail(*key, RequestError(503, "the pipeline is stopping"))
+            self._port.fail(*key, RequestError(503, farewell))
         told = len(self._groups)
         self._groups.clear()
         self._open.clear()

@@ -62,7 +62,6 @@ class Hub:
         self._lock = threading.Lock()
         self._peers = {name: Peer(name) for name in expected_names(runtime.config)}
         self._by_route: dict[bytes, Peer] = {}
-        self._events: deque[tuple[str, str]] = deque()
         self._first_loss = ""
         self._outbox: deque[HubMessage] = deque()
         self._leaving = False
@@ -111,13 +110,6 @@ class Hub:
         self._runtime.pulse.begin()
         self.broadcast(GroupReady(facts=facts))
 
-    def poll(self) -> list[tuple[str, str]]:
-        """(process, what happened) since the last call: failed, died, or stuck."""
-        self._news.clear()
-        with self._lock:
-            events, self._events = list(self._events), deque()
-        return events
-
     def raise_lost(self) -> None:
         """Raise PeerLost if any process has been lost, naming the first. Cheap."""
         if self._first_loss:
@@ -146,10 +138,6 @@ class Hub:
                 for p in self._peers.values()
             ]
         return [ProcessState(name=self._runtime.name, pid=os.getpid(), state=own), *states]
-
-    def fileno(self) -> int:
-        """Readable when ``poll`` or ``raise_lost`` may have something."""
-        return self._news.fileno()
 
     def close(self, reason: str = "scheduler stopped") -> None:
         """Tell everybody to shut down, deliver that, and stop listening. Idempotent."""
@@ -278,7 +266,6 @@ class Hub:
         with self._lock:
             peer.state, peer.detail = "dead", what
             if not self._leaving:
-                self._events.append((peer.name, what))
                 self._first_loss = self._first_loss or f"{peer.name}: {what}"
         if not self._leaving:
             self._runtime.log.error("lost", peer=peer.name, reason=what, file_only=True)

@@ -7,6 +7,7 @@ the tokens on. It is also the hub of the group: every other process answers to i
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +23,6 @@ from ipc.messages import (
     AbortRequest,
     AddRequest,
     DepthReady,
-    DraftMessage,
     DraftNotice,
     DraftPlan,
     DraftTimes,
@@ -31,8 +31,8 @@ from ipc.messages import (
     RowOutcome,
     SchedulerStats,
     StatsRequest,
+    StepPlan,
     StepResult,
-    TargetMessage,
     TokensOut,
     ToScheduler,
 )
@@ -91,7 +91,7 @@ class _Loop:
             TypedSender.open(
                 runtime,
                 channels.target_plans(rank),
-                TargetMessage,
+                StepPlan,
                 capacity=sizes.target_plan_bytes,
             )
             for rank in range(config.target.tp)
@@ -103,7 +103,7 @@ class _Loop:
         self._notices: TypedReceiver[DraftNotice] | None = None
         if config.speculative:
             self._draft = TypedSender.open(
-                runtime, channels.DRAFT_PLANS, DraftMessage, capacity=sizes.plan_bytes
+                runtime, channels.DRAFT_PLANS, DraftPlan, capacity=sizes.plan_bytes
             )
             self._notices = TypedReceiver.open(
                 runtime, channels.DRAFT_NOTICES, DraftNotice, spin_us=default_spin_us()
@@ -415,9 +415,11 @@ class _Loop:
 
     def fail_all(self, reason: str) -> None:
         """Tell every request that the pipeline is going down."""
-        self._run_deferred()
-        for request in list(self._scheduler.requests()):
-            self._send(Rejected(request.rid, 503, f"pipeline stopped: {reason}"))
+        # Without a frontend there is nobody to tell, and the first loss is the one to report.
+        with contextlib.suppress(PeerLost):
+            self._run_deferred()
+            for request in list(self._scheduler.requests()):
+                self._send(Rejected(request.rid, 503, f"pipeline stopped: {reason}"))
 
     # ------------------------------------------------------------ figures
 

@@ -13,7 +13,7 @@ import torch
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import Doorbell
 from ipc.handover import Handover
-from ipc.messages import Halt, StepPlan, StepResult, TargetMessage
+from ipc.messages import StepPlan, StepResult
 from models.kv_cache import KVCache
 from models.parallel import TensorParallel
 from models.registry import load_model
@@ -67,7 +67,7 @@ def run(runtime: Runtime) -> None:
     plans = TypedReceiver.open(
         runtime,
         channels.target_plans(rank),
-        TargetMessage,
+        StepPlan,
         capacity=sizes.target_plan_bytes,
         spin_us=spin_us(device),
     )
@@ -90,14 +90,12 @@ def run(runtime: Runtime) -> None:
     try:
         while not runtime.stopping.is_set():
             runtime.alive()
-            message = plans.recv(POLL)
-            if isinstance(message, Halt):
-                break
-            if message is not None:
-                result = _execute(verifier, message)
+            plan = plans.recv(POLL)
+            if plan is not None:
+                result = _execute(verifier, plan)
                 if results is not None:
                     results.send(result)
-                _log(message, result, runtime)
+                _log(plan, result, runtime)
     finally:
         tp.close()
 

@@ -79,7 +79,8 @@ class AsyncClient:
         """Submit at once; returns the stream of its chunks.
 
         Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``sampling`` are fields of
-        SamplingParams and override ``params``.
+        SamplingParams and override ``params``. Raises RequestError for a request that is too long
+        or has text that is not Unicode (surrogates).
         """
         submit = Submit(
             id=f"r{next(self._numbers)}",
@@ -88,7 +89,7 @@ class AsyncClient:
             token_ids=None if token_ids is None else tuple(int(t) for t in token_ids),
             params=_sampling(params, sampling),
         )
-        data = self._encoder.encode(submit)
+        data = self._encode(submit)
         if len(data) > MAX_MESSAGE:
             raise RequestError(413, f"request of {len(data)} bytes, the limit is {MAX_MESSAGE}")
         self._open()
@@ -273,6 +274,14 @@ class AsyncClient:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(cancel)
 
+    def _encode(self, submit: Submit) -> bytes:
+        try:
+            return self._encoder.encode(submit)
+        except UnicodeEncodeError as error:
+            texts = {"prompt": (submit.prompt,), "messages": _texts(submit.messages)}
+            wrong = [field for field, parts in texts.items() if error.object in parts]
+            raise RequestError(400, "not valid Unicode", (wrong or ["params"])[0]) from None
+
     def _fail_all(self, error: SsdPipeError) -> None:
         for queue in self._queues.values():
             queue.put_nowait(error)
@@ -298,6 +307,10 @@ def _chat_messages(messages: Messages | None) -> tuple[ChatMessage, ...] | None:
     return tuple(
         m if isinstance(m, ChatMessage) else ChatMessage(m["role"], m["content"]) for m in messages
     )
+
+
+def _texts(messages: tuple[ChatMessage, ...] | None) -> list[str]:
+    return [text for m in messages or () for text in (m.role, m.content)]
 
 
 def _sampling(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:

@@ -240,6 +240,12 @@ def fan_out_counts(fan_out: FanOut, k: int, field: str = "speculation.fan_out") 
     return counts
 
 
+def branch_budget(spec: SpeculationSection) -> int:
+    """Branches of one sequence in a round, under the larger of its fan-outs."""
+    fan_outs = (spec.fan_out, spec.fan_out if spec.fan_out_miss is None else spec.fan_out_miss)
+    return max(sum(fan_out_counts(fan_out, spec.k)) for fan_out in fan_outs)
+
+
 def _check_ranges(config: PipelineConfig) -> None:
     spec, run = config.speculation, config.run
 

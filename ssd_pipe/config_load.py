@@ -33,7 +33,10 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> PipelineConfig:
         config = config_from_mapping(mapping)
     except ConfigError as error:
         if str(error).endswith("unknown setting"):
-            raise ConfigError(error.field, "unknown setting" + _suggestion(error.field)) from None
+            # An unknown section is reported alone; what was asked for is a setting in it.
+            section = f"{error.field}."
+            name = next((n for n in overrides if n.startswith(section)), error.field)
+            raise ConfigError(name, "unknown setting" + _suggestion(name)) from None
         raise
     check_combination(config)
     return config

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import psutil
 
+from ipc.messages import TOKEN_BYTES
 from ipc.shm_channel import DEFAULT_CAPACITY
 from models.config import ModelConfig
-from ssd_pipe.config import PipelineConfig, fan_out_counts
+from ssd_pipe.config import PipelineConfig, branch_budget
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.hub import resolve
 
-TOKEN_BYTES = 5  # of a token id in MessagePack, at most
 KV_MEMORY_SHARE = 0.25
 """Most of the machine's memory that one side's KV takes when its size is left to us (CPU)."""
 
@@ -62,9 +62,7 @@ def dimensions(config: PipelineConfig) -> Dimensions:
         raise ConfigError("scheduler.max_model_len", f"{wanted} is over the models' {limit}")
     max_len = wanted or limit
     size, slots = config.cache.block_size, config.scheduler.max_num_seqs
-    hit = fan_out_counts(spec.fan_out, spec.k)
-    miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
-    branches = max(sum(hit), sum(miss))
+    branches = branch_budget(spec)
     one = -(-(max_len + spec.k + 1) // size)
 
     def blocks(field: str, wanted: int, model: ModelConfig) -> int:

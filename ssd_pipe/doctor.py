@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ssd_pipe import hub
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ModelError, ResourceError
 from ssd_pipe.footprint import shared_bytes
+from ssd_pipe.preflight import tokenizer_mismatch
 from ssd_pipe.threads import available_cores
 
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
@@ -222,6 +224,9 @@ def _models(config: PipelineConfig) -> dict[str, Any]:
         except ModelError as error:
             facts[name] = "missing"
             facts["missing"].append(str(error))
+    with suppress(ModelError):  # told above
+        if mismatch := tokenizer_mismatch(config):
+            facts["missing"].append(f"a draft with the target's tokenizer: {mismatch}")
     return facts
 
 

@@ -32,7 +32,10 @@ def find_endpoint(endpoint: str | None = None, run: str | None = None, shm_dir: 
     try:
         path = find_run(shm_dir or RunSection().shm_dir, run or "")
     except ResourceError as error:
-        raise ResourceError(f"no pipeline to talk to: {error}; start one: ssd-pipe up") from None
+        raise ResourceError(
+            f"no pipeline to talk to: {error}; start one: ssd-pipe up, or say where it is: "
+            "--shm-dir (its run.shm_dir) or --endpoint"
+        ) from None
     try:
         config = msgspec.json.decode((path / "config.json").read_bytes(), type=PipelineConfig)
     except OSError:

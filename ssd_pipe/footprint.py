@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipc.handover import Handover
-from ssd_pipe.config import PipelineConfig, fan_out_counts
+from ssd_pipe.config import PipelineConfig, branch_budget
 from ssd_pipe.dimensions import plan_bytes
 from ssd_pipe.engine import speculation_cache
 
@@ -23,8 +23,7 @@ def cache_bytes(config: PipelineConfig) -> int:
     spec = config.speculation
     if config.mode != "ssd":
         return 0
-    budgets = [sum(fan_out_counts(f, spec.k)) for f in (spec.fan_out, spec.fan_out_miss or 1)]
-    return speculation_cache.size_bytes(config.scheduler.max_num_seqs, max(budgets), spec.k)
+    return speculation_cache.size_bytes(config.scheduler.max_num_seqs, branch_budget(spec), spec.k)
 
 
 def handover_bytes(config: PipelineConfig, vocab_size: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from ssd_pipe.config import GatewaySection
@@ -19,7 +20,9 @@ def listen(gateway: GatewaySection) -> socket.socket:
         )[0]
         return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
-        reason = error.strerror or str(error)
+        # create_server adds the address to the text; a failed look-up has no number of errno's.
+        number = None if isinstance(error, socket.gaierror) else error.errno
+        reason = os.strerror(number) if number else error.strerror or str(error)
         raise ResourceError(f"gateway.port: cannot listen on {where}: {reason}") from None
 
 

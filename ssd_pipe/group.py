@@ -109,7 +109,7 @@ class ProcessGroup:
         """
         begun = time.monotonic()
         for number, roles in enumerate(stages, 1):
-            stage = [c for c in self._children.values() if c.name.partition("-")[0] in roles]
+            stage = self._of(roles)
             for child in stage:
                 child.send(signal.SIGTERM)
             self._until_gone(stage, begun + grace * number / len(stages), hurry)
@@ -119,6 +119,15 @@ class ProcessGroup:
                 child.send(signal.SIGKILL)
         self._until_gone(list(self._children.values()), time.monotonic() + KILL_WAIT)
         self._drain()
+
+    def await_exit(
+        self, roles: Sequence[str], seconds: float, hurry: Callable[[], bool] = bool
+    ) -> None:
+        """Give the processes of these roles time to end by themselves; ``hurry`` ends it."""
+        self._until_gone(self._of(roles), time.monotonic() + seconds, hurry)
+
+    def _of(self, roles: Sequence[str]) -> list[Child]:
+        return [c for c in self._children.values() if c.name.partition("-")[0] in roles]
 
     def _until_gone(
         self, group: list[Child], deadline: float, hurry: Callable[[], bool] = bool

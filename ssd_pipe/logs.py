@@ -1,8 +1,9 @@
 """Logs: JSON lines to a file per process, readable lines on a terminal.
 
 Every line has ``t`` (CLOCK_MONOTONIC in ns, the same clock in all processes of a machine), ``wall``
-(UTC), ``proc``, ``level`` and ``event``. Lines about a round also carry ``rid`` and
-``round`` (see ``round_event``), so that a round's time line can be put together across processes.
+(UTC), ``proc``, ``level`` and ``event``. The "verify" lines of a target (by ``step``) and the
+"draft" lines of the draft (by ``round``) also carry stage times on that clock, so that a time line
+can be put together across processes.
 """
 
 from __future__ import annotations
@@ -140,16 +141,6 @@ def log_folder(log_dir: str, run: str) -> Path:
         return Path(log_dir).expanduser() / run
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "ssd-pipe" / "logs" / run
-
-
-def round_event(
-    log: FilteringBoundLogger, event: str, round_id: int, rid: int | list[int], **fields: Any
-) -> None:
-    """One info line about round ``round_id`` of request (or requests) ``rid``.
-
-    Stage boundaries go into fields whose names end in ``_ns``, on the clock of ``t``.
-    """
-    log.info(event, round=round_id, rid=rid, **fields)
 
 
 def _plain(value: Any) -> Any:

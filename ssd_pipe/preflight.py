@@ -17,6 +17,7 @@ from ssd_pipe.hub import resolve
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+TOKENIZER_NAME = "tokenizer.json"
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
@@ -32,6 +33,27 @@ def check_models(config: PipelineConfig) -> Dimensions:
             for path in weight_files(folder):
                 check_safetensors(path)
     return dimensions(config)
+
+
+def tokenizer_mismatch(config: PipelineConfig) -> str:
+    """One line if draft and target carry tokenizers of different vocabularies, else empty.
+
+    A draft without a ``tokenizer.json`` is taken for one of the target's. Only a warning: the
+    answers stay the target's, but the draft reads and proposes other words than it means.
+    Raises ModelError if a model is not here.
+    """
+    if not config.speculative:
+        return ""
+    names = config.target.model, config.draft.model
+    target, draft = (resolve(name) / TOKENIZER_NAME for name in names)
+    if not target.is_file() or not draft.is_file() or target.samefile(draft):
+        return ""
+    if _vocabulary(target) == _vocabulary(draft):
+        return ""
+    return (
+        f"draft.model: the tokenizer of {names[1]} has another vocabulary than that of {names[0]}; "
+        "few of its tokens will be accepted"
+    )
 
 
 def check_endpoint_free(endpoint: str) -> None:
@@ -75,6 +97,12 @@ def check_safetensors(path: Path) -> None:
     needed = 8 + length + max(ends, default=0)
     if size < needed:
         raise ModelError(f"{path}: cut short, has {size} bytes of {needed}")
+
+
+def _vocabulary(path: Path) -> Any:
+    """Of a tokenizer.json's model: token -> id, or for Unigram a list of [token, score]."""
+    model = _read_json(path).get("model")
+    return model.get("vocab") if isinstance(model, dict) else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:

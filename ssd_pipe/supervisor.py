@@ -33,6 +33,7 @@ from ssd_pipe.threads import check_cpus, thread_environment
 STOP_STAGES = (("gateway",), ("frontend",), ("scheduler",), ("target", "draft"))
 # The gateway hears of a failure from the hub, and then tells its clients for a moment.
 FAILED_STAGES = (*STOP_STAGES[1:], STOP_STAGES[0])
+TELLING_WAIT = 1.0  # seconds for scheduler and frontend to tell clients what failed, and end
 READY_TURN = 0.25  # seconds between looks
 READY_PROBE = 0.5  # seconds between questions to a ready pipeline
 FAILED_GRACE = 5.0  # most seconds between TERM and KILL after a failure
@@ -104,6 +105,8 @@ class Supervisor:
         self._run_dir = RunDir.create(run.shm_dir, run.name, needed)
         try:
             self._enter(self._run_dir)
+            if mismatch := preflight.tokenizer_mismatch(self.config):
+                self._sink.event("warning", mismatch)
             probe = StatusProbe(self.endpoint, TURN)
         except BaseException:
             self._run_dir.close()
@@ -189,9 +192,11 @@ class Supervisor:
             if not self.failure:
                 self.state = GroupState.STOPPING
                 self._sink.event("info", "stopping", reason=self._stop_reason)
-            grace = self.config.run.grace
-            grace = min(grace, FAILED_GRACE) if self.failure else grace
             stages = FAILED_STAGES if self.failure else STOP_STAGES
+            grace = self.config.run.grace
+            if self.failure:
+                grace = min(grace, FAILED_GRACE)
+                self._group.await_exit(("scheduler", "frontend"), TELLING_WAIT, lambda: self._hurry)
             self._group.tear_down(stages, grace, lambda: self._hurry)
         finally:
             probe.close()
@@ -266,8 +271,8 @@ class Supervisor:
 
     def _slow(self) -> str:
         """Names of the processes that are not ready yet."""
-        waiting = [p.name for p in self._processes if p.state != "ready"]
-        return ", ".join(waiting) if waiting else "frontend"
+        ready = {p.name for p in self._processes if p.state == "ready"}
+        return ", ".join(name for name in self.pids if name not in ready)
 
     def _leave(self) -> None:
         self._group.close()

@@ -10,14 +10,21 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from ipc.messages import Chunk
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe.cli.main import main
+from ssd_pipe.cli.talk import show
+from ssd_pipe.client import Stream
+from ssd_pipe.config_load import load
 from ssd_pipe.doctor import Report, render
+from ssd_pipe.errors import PeerLost
+from ssd_pipe.preflight import tokenizer_mismatch
 from tests.pipelines import byte_model, command
 
 TIMEOUT = 60
@@ -62,6 +69,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "words"),
     [
         (["--set", "speculation.kk=3"], "speculation.kk: unknown setting"),
+        (["--set", "foo.bar=1"], "foo.bar: unknown setting"),
         (["--set", "speculation.k"], "--set: must look like section.key=value"),
         (["--k", "99"], "speculation.k: must be 1..32, got 99"),
         (["--k", "many"], "'--k'"),
@@ -100,6 +108,22 @@ def test_up_refuses_a_draft_with_another_vocabulary(
     assert list_runs(shm_dir) == []
 
 
+def test_a_draft_with_another_tokenizer_of_the_same_size_is_noticed(
+    model: Path, tmp_path: Path
+) -> None:
+    draft = byte_model(tmp_path, "draft")
+    config = load(None, {"target.model": str(model), "draft.model": str(draft)})
+    assert tokenizer_mismatch(config) == ""
+    path = draft / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(content))
+    assert str(draft) in tokenizer_mismatch(config)
+    path.unlink()
+    assert tokenizer_mismatch(config) == ""
+
+
 def test_up_refuses_weights_that_are_missing_or_cut_short(
     tmp_path: Path, shm_dir: Path, refused: Refused
 ) -> None:
@@ -130,6 +154,16 @@ def test_up_refuses_a_port_in_use(model: Path, shm_dir: Path, refused: Refused) 
     assert endpoint in line
     assert "in use" in line
     assert list_runs(shm_dir) == []
+
+
+def test_up_refuses_a_gateway_port_in_use(model: Path, shm_dir: Path, refused: Refused) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        place = ["--set", f"run.shm_dir={shm_dir}", "--mode", "ar", "--target", str(model)]
+        line = refused("up", *place, "--http", "--port", port, status=1)
+    assert line == (
+        f"error: gateway.port: cannot listen on 127.0.0.1:{port}: Address already in use"
+    )
 
 
 def test_up_refuses_a_run_directory_in_use(model: Path, shm_dir: Path, refused: Refused) -> None:
@@ -179,6 +213,43 @@ def test_commands_without_a_pipeline_say_so(shm_dir: Path, refused: Refused) -> 
     for arguments in (["status"], ["generate", "hello"]):
         line = refused(*arguments, "--run", "no-such-run", status=1)
         assert "no-such-run" in line
+        line = refused(*arguments, "--shm-dir", str(shm_dir), status=1)
+        assert f"{shm_dir}/ssd-pipe-{os.getuid()}: no run" in line
+        assert "--shm-dir" in line
+
+
+class Scripted:
+    """A stream whose next() gives chunks, raises errors; keeps how often it was cancelled."""
+
+    def __init__(self, *steps: Chunk | BaseException) -> None:
+        self._steps = iter(steps)
+        self.cancelled = 0
+
+    def __iter__(self) -> Scripted:
+        return self
+
+    def __next__(self) -> Chunk:
+        step = next(self._steps)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def test_the_second_interrupt_leaves_an_answer_that_does_not_end() -> None:
+    stream = Scripted(KeyboardInterrupt(), KeyboardInterrupt(), Chunk(id="r", finish_reason="x"))
+    with pytest.raises(KeyboardInterrupt):
+        show(cast(Stream, stream))
+    assert stream.cancelled == 1
+
+
+def test_an_error_gets_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Scripted(Chunk(id="r", text="half an"), PeerLost("gone"))
+    with pytest.raises(PeerLost):
+        show(cast(Stream, stream))
+    assert capsys.readouterr().out == "half an\n"
 
 
 @pytest.mark.parametrize(

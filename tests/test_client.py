@@ -124,6 +124,18 @@ def test_a_refused_request_raises_what_the_frontend_said(client):
     assert client.generate("fine").text == "fine"
 
 
+def test_text_that_is_not_unicode_is_refused(client):
+    for arguments, field in (
+        ({"prompt": "a\udc80"}, "prompt"),
+        ({"messages": [ChatMessage("user", "a\udc80")]}, "messages"),
+        ({"prompt": "a", "stop": "\udc80"}, "params"),
+    ):
+        with pytest.raises(RequestError, match="not valid Unicode") as caught:
+            client.generate(**arguments)
+        assert (caught.value.code, caught.value.field) == (400, field)
+    assert client.generate("fine").text == "fine"
+
+
 def test_status(client):
     assert client.status().running == 1
 
@@ -132,7 +144,7 @@ def test_a_stopping_pipeline_fails_open_requests(run, client):
     stream = client.stream(token_ids=[HANG])
     run.echo.added.get(timeout=WAIT)
     run.stop()
-    with pytest.raises(RequestError, match="stopping") as caught:
+    with pytest.raises(RequestError, match=r"^pipeline stopped: test$") as caught:
         next(stream)
     assert caught.value.code == 503
     with pytest.raises(PeerLost, match="no pipeline answers"):

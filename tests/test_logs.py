@@ -34,7 +34,7 @@ def test_every_line_has_clock_process_level_and_fields(tmp_path: Path) -> None:
     log = logs.configure("target-0", path, pretty=False)
     before = time.monotonic_ns()
     log.info("loaded", blocks=np.int64(7), shape=np.arange(2), path=tmp_path)
-    logs.round_event(log, "verify", 12, [3, 4], start_ns=5)
+    log.info("verify", round=12, rid=[3, 4], start_ns=5)
     first, second = lines(path)
     assert before <= int(str(first["t"])) <= int(str(second["t"])) <= time.monotonic_ns()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", str(first["wall"]))
@@ -142,7 +142,7 @@ def test_a_line_is_cheap(tmp_path: Path) -> None:
     def cpu_us(count: int = 500) -> float:
         start = time.thread_time()
         for number in range(count):
-            logs.round_event(log, "verify", number, 7, start_ns=1, end_ns=2, k=3)
+            log.info("verify", round=number, rid=7, start_ns=1, end_ns=2, k=3)
         return (time.thread_time() - start) / count * 1e6
 
     assert min(cpu_us() for _ in range(10)) < 20

@@ -19,6 +19,7 @@ from ipc.messages import StatusReply
 from ipc.rundir import list_runs
 from ssd_pipe.client import Client
 from ssd_pipe.config_load import load
+from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.supervisor import GroupState, Supervisor
 from tests.pipelines import byte_model, command
 
@@ -146,9 +147,16 @@ def test_up_answers_requests_and_ctrl_c_ends_it_with_nothing_left(up: Up, shm_di
 def test_a_killed_process_is_named_and_takes_the_group_down(
     up: Up, shm_dir: Path, victim: str
 ) -> None:
-    pids = up.ready()["pids"]
-    os.kill(pids[victim], signal.SIGKILL)
-    status, output = up.wait(10)
+    ready = up.ready()
+    pids = ready["pids"]
+    with Client(ready["endpoint"]) as client:
+        stream = client.stream("hello", max_tokens=480, ignore_eos=True)
+        next(stream)
+        os.kill(pids[victim], signal.SIGKILL)
+        heard = "has gone" if victim == "frontend" else f"^pipeline stopped: {victim}: "
+        with pytest.raises((PeerLost, RequestError), match=heard):
+            stream.result()
+        status, output = up.wait(10)
     assert status == 1
     assert f"error: {victim}: was killed by SIGKILL" in output.splitlines()[-1]
     assert all_gone(list(pids.values()))

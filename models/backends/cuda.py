@@ -39,10 +39,12 @@ class CudaOptions:
     Attributes:
         split: positions of an attention split.
         split_tokens: most tokens of a pass whose attention is split.
-        fused_tokens: most tokens of a pass that takes the fused products, 0 = none. Measured: they
-            win at one token (0.73 ms against 0.97 ms for SmolLM2-135M), tie at 6 to 12, lose at 24.
-        fused_width: widest hidden size that takes them: wider models are bound by cuBLAS' own
-            bandwidth, not by kernel boundaries (at 2048, 1.32 ms against 1.13 ms).
+        fused_tokens: most tokens of a pass that takes the fused products, 0 = none. On an H200
+            they win up to 12 tokens of a narrow model (SmolLM2-135M: 0.54 ms at one token and
+            0.87 ms at six, against 0.97 and 1.00 ms) and lose at 24.
+        fused_width: widest hidden size that takes them for several tokens.
+        single_width: widest that takes them for one. Wider models are bound by cuBLAS' own
+            bandwidth, not by kernel boundaries (at 2048, 1.20 ms against 1.10 ms).
     """
 
     split: int = 128

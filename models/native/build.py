@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 # Contraction is off so that a * b + c means the same wherever the compiler inlines it.
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno"]
 TIMEOUT = 300.0
+STALE = 3600.0  # seconds after which a build's folder is one that a killed build left
 
 
 class NativeUnavailable(ResourceError):
@@ -51,12 +53,20 @@ def built_library() -> Path:
     if not target.exists():
         try:
             with _only_builder(target.parent):
+                _remove_stale(target.parent)
                 if not target.exists():
                     with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
                         _compile(compiler, sources, Path(folder)).replace(target)
         except OSError as error:
             raise NativeUnavailable(f"native kernels: {error}") from error
     return target
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed builds left. The caller holds the lock."""
+    for left in folder.glob("build-*"):
+        if time.time() - left.stat().st_mtime > STALE:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager

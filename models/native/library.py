@@ -108,10 +108,9 @@ _PROTOTYPES: dict[str, list[type]] = {
     "ssd_attention": [_P, _P, _P, _P, _P, _F, _P, _N],
     "ssd_forward": [_P, _P, _P, _P, _I, _P, _P, _N],
     "ssd_gumbel_rows": [_P, _I, _I, _P, _N],
-    "ssd_head_argmax": [_P, _P, _I, _I, _P, _P, _P, _P, _P, _N],
+    "ssd_head_argmax": [_P, _P, _I, _I, _P, _P, _P, _P, _N],
     "ssd_noised_argmax": [_P, _I, _I, _I, _P, _P, _P, _P, _N],
     "ssd_noised_topk": [_P, _I, _I, _I, _I, _P, _P, _P, _P, _N],
-    "ssd_row_logsumexp": [_P, _I, _I, _I, _P, _P, _P, _N],
 }
 
 

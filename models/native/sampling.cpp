@@ -1,5 +1,4 @@
-// Gumbel-max sampling: noise rows, noised argmax and top-n of logits, the fused head, softmax sums.
-#include <cmath>
+// Gumbel-max sampling: noise rows, noised argmax and top-n of logits, the fused head.
 #include <vector>
 
 #include "choice.h"
@@ -30,32 +29,20 @@ SSD_INLINE void offer_row(Choice<Kept>& choice, const float* logits, int64_t v) 
     }
 }
 
-// Epilogue of the head: panels of logits go to each row's choice, and to `logits` if given.
+// Epilogue of the head: panels of logits go to each row's choice.
 struct HeadOut final : Emit {
     Choice<Best>* choice;
     int64_t n;
-    float* logits;
 
-    HeadOut(Choice<Best>* choices, int64_t vocabulary, float* out)
-        : choice(choices), n(vocabulary), logits(out) {}
+    HeadOut(Choice<Best>* choices, int64_t vocabulary) : choice(choices), n(vocabulary) {}
 
     void tile(int64_t row, int rows, int64_t panel, int panels, const f32x8* acc) const override {
         for (int64_t r = row; r < row + rows; r++, acc += 2 * panels) {
             const int64_t t = panel * kPanel;
-            if (logits) store(logits + r * n + t, n - t, 2 * panels, acc);
             int p = 0;
             for (; p + 2 <= panels; p += 2)
                 choice[r].offer<4>(acc + 2 * p, t + p * kPanel, n - t - p * kPanel);
             if (p < panels) choice[r].offer<2>(acc + 2 * p, t + p * kPanel, n - t - p * kPanel);
-        }
-    }
-
-    static void store(float* to, int64_t count, int vectors, const f32x8* v) {
-        for (int i = 0; i < vectors; i++, to += 8, count -= 8) {
-            if (count >= 8)
-                store8(to, v[i]);
-            else
-                for (int j = 0; j < count; j++) to[j] = v[i][j];
         }
     }
 };
@@ -79,11 +66,11 @@ void ssd_gumbel_rows(const uint64_t* keys, int64_t m, int64_t v, float* out, int
     });
 }
 
-// Row-wise top-1 of x W^T scaled and noised, without the logits unless `logits` [m, n] is given.
-// inverse_temperature and keys may be null (greedy).
+// Row-wise top-1 of x W^T scaled and noised, without storing the logits. inverse_temperature and
+// keys may be null (greedy).
 void ssd_head_argmax(const Packed* w, const float* x, int64_t ldx, int64_t m,
                      const float* inverse_temperature, const uint64_t* keys, float* values,
-                     int64_t* indices, float* logits, int threads) {
+                     int64_t* indices, int threads) {
     if (threads < 1) threads = 1;
     std::vector<Choice<Best>> choices;
     choices.reserve((size_t)threads * m);
@@ -92,7 +79,7 @@ void ssd_head_argmax(const Packed* w, const float* x, int64_t ldx, int64_t m,
             choices.emplace_back(RowNoise::of(inverse_temperature, keys, r));
     parallel(threads, [&](int part, int parts) {
         const Range range = share(w->panels(), part, parts);
-        const HeadOut out(choices.data() + (int64_t)part * m, w->n, logits);
+        const HeadOut out(choices.data() + (int64_t)part * m, w->n);
         sweep(*w, x, ldx, m, range.begin, range.end, out);
     });
     for (int64_t r = 0; r < m; r++) {
@@ -135,28 +122,6 @@ void ssd_noised_topk(const float* logits, int64_t ld, int64_t m, int64_t v, int6
                 values[r * n + i] = top.values()[i];
                 indices[r * n + i] = top.indices()[i];
             }
-        }
-    });
-}
-
-// Per row: max and log-sum-exp of logits * scale[r].
-void ssd_row_logsumexp(const float* logits, int64_t ld, int64_t m, int64_t v, const float* scale,
-                       float* maxima, float* sums, int threads) {
-    parallel(threads, [&](int part, int parts) {
-        const Range range = share(m, part, parts);
-        for (int64_t r = range.begin; r < range.end; r++) {
-            const float* p = logits + r * ld;
-            f32x8 high = splat(kLowest);
-            for (int64_t t = 0; t < v; t += 8) high = max8(load_some(p + t, v - t) * scale[r], high);
-            const float top = maximum8(high);
-            f32x8 sum[4] = {splat(0), splat(0), splat(0), splat(0)};
-            if (top > kLowest)
-                for (int64_t t = 0; t < v; t += 8) {
-                    f32x8 s = load_some(p + t, v - t) * scale[r] - top;
-                    sum[t / 8 % 4] += select8(s > splat(-87.0f), exp8(s), splat(0.0f));
-                }
-            maxima[r] = top;
-            sums[r] = top + std::log(sum8((sum[0] + sum[1]) + (sum[2] + sum[3])));
         }
     });
 }

@@ -1,4 +1,4 @@
-"""Gumbel-max sampling on the CPU: fused head, noised argmax and top-n, noise, softmax sums.
+"""Gumbel-max sampling on the CPU: fused head, noised argmax and top-n, noise.
 
 Noise is that of ``ssd_pipe.sampling.noise``: a function of (row key, token id). Row keys are int64
 [M] with the bits of the unsigned key. ``inverse_temperature`` is float32 [M]; 0 marks a greedy row,
@@ -50,7 +50,10 @@ class NativeSampling:
 
 
 def gumbel_rows(row_keys: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Noise of tokens 0..vocab-1: int64 [M] -> float32 [M, vocab]."""
+    """Noise of tokens 0..vocab-1: int64 [M] -> float32 [M, vocab].
+
+    The choices below skip the noise of most tokens; this is all of it, to check them against.
+    """
     keys = _keys(row_keys)
     out = torch.empty((keys.shape[0], vocab))
     library().ssd_gumbel_rows(
@@ -64,18 +67,16 @@ def head_argmax(
     weight: PackedWeight,
     inverse_temperature: torch.Tensor | None = None,
     row_keys: torch.Tensor | None = None,
-    want_logits: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Top-1 of ``hidden`` [M, K] times ``weight`` [V, K] without storing the [M, V] product.
 
-    Returns (scores float32 [M], token ids int64 [M], logits float32 [M, V] or None). The logits
-    are bitwise those of ``NativeBackend.linear``. Without temperatures all rows are greedy.
+    Returns (scores float32 [M], token ids int64 [M]). The logits behind them are bitwise those of
+    ``NativeBackend.linear``. Without temperatures all rows are greedy.
     """
     x = rows_of(hidden)
     m = x.shape[0]
     scale, keys = _noise(m, inverse_temperature, row_keys)
     values, indices = torch.empty(m), torch.empty(m, dtype=torch.int64)
-    logits = torch.empty((m, weight.n)) if want_logits else None
     library().ssd_head_argmax(
         weight.address,
         x.data_ptr(),
@@ -85,10 +86,9 @@ def head_argmax(
         pointer(keys),
         values.data_ptr(),
         indices.data_ptr(),
-        pointer(logits),
         torch.get_num_threads(),
     )
-    return values, indices, logits
+    return values, indices
 
 
 def noised_argmax(
@@ -146,27 +146,6 @@ def noised_topk(
         torch.get_num_threads(),
     )
     return values, indices
-
-
-def row_logsumexp(logits: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(max, log-sum-exp) of ``logits`` [M, V] times ``scale`` float32 [M], each float32 [M]."""
-    x = rows_of(logits)
-    m, vocab = x.shape
-    scale = dense(scale, torch.float32)
-    if scale.shape != (m,):
-        raise ValueError(f"scale must have shape ({m},), got {tuple(scale.shape)}")
-    maxima, sums = torch.empty(m), torch.empty(m)
-    library().ssd_row_logsumexp(
-        x.data_ptr(),
-        x.stride(0),
-        m,
-        vocab,
-        scale.data_ptr(),
-        maxima.data_ptr(),
-        sums.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return maxima, sums
 
 
 def _keys(row_keys: torch.Tensor) -> torch.Tensor:

@@ -131,3 +131,4 @@ sampling_options = expand(
 
 RunName = Annotated[str, typer.Option("--run", help="name of a running pipeline")]
 Endpoint = Annotated[str, typer.Option("--endpoint", help="address of a running pipeline")]
+ShmDir = Annotated[str, typer.Option("--shm-dir", help="its run.shm_dir, if not /dev/shm")]

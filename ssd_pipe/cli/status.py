@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ssd_pipe.cli.options import Endpoint, RunName
+from ssd_pipe.cli.options import Endpoint, RunName, ShmDir
 
 if TYPE_CHECKING:
     from ipc.messages import StatusReply
 
 
-def status(run: RunName = "", endpoint: Endpoint = "") -> None:
+def status(run: RunName = "", endpoint: Endpoint = "", shm_dir: ShmDir = "") -> None:
     """Show a running pipeline: its processes, requests and counters."""
     from ssd_pipe.cli.connect import connect
 
-    with connect(run, endpoint) as client:
+    with connect(run, endpoint, shm_dir) as client:
         print_status(client.status())
 
 

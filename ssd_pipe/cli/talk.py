@@ -9,7 +9,8 @@ import typer
 
 from ipc.messages import ChatMessage, RequestMetrics
 from ssd_pipe.cli.connect import connect
-from ssd_pipe.cli.options import Endpoint, RunName, sampling_options
+from ssd_pipe.cli.options import Endpoint, RunName, ShmDir, sampling_options
+from ssd_pipe.errors import RequestError, SsdPipeError
 from ssd_pipe.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,13 +27,14 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="what to ask; - reads standard input")],
     run: RunName = "",
     endpoint: Endpoint = "",
+    shm_dir: ShmDir = "",
     system: System = "",
     raw: Annotated[bool, typer.Option("--raw", help="continue the text, no chat template")] = False,
     metrics: Metrics = False,
 ) -> int:
     """Answer one prompt with a running pipeline; Ctrl-C cancels the answer."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    with connect(run, endpoint) as client:
+    with connect(run, endpoint, shm_dir) as client:
         messages = _opening(system, text)
         stream = client.stream(text, params) if raw else client.chat(messages, params)
         finish, numbers = show(stream)
@@ -46,12 +48,13 @@ def chat(
     params: SamplingParams,
     run: RunName = "",
     endpoint: Endpoint = "",
+    shm_dir: ShmDir = "",
     system: System = "",
     metrics: Metrics = False,
 ) -> None:
     """Talk with a running pipeline. Ctrl-C cancels an answer; /clear forgets, /exit leaves."""
     history = _opening(system)
-    with connect(run, endpoint) as client:
+    with connect(run, endpoint, shm_dir) as client:
         while (line := _read_line()) is not None:
             if line == "/exit":
                 break
@@ -67,8 +70,6 @@ def _turn(
     client: Client, history: list[ChatMessage], params: SamplingParams, metrics: bool
 ) -> list[ChatMessage]:
     """Ask with ``history``, show the answer; returns the history with what is kept of it."""
-    from ssd_pipe.errors import RequestError
-
     said: list[str] = []
     try:
         _, numbers = show(client.chat(history, params), said)
@@ -81,7 +82,7 @@ def _turn(
 
 
 def show(stream: Stream, said: list[str] | None = None) -> tuple[str, RequestMetrics | None]:
-    """Print an answer as it comes; Ctrl-C cancels it.
+    """Print an answer as it comes; Ctrl-C cancels it, a second one leaves the program.
 
     Args:
         stream: the answer.
@@ -90,18 +91,26 @@ def show(stream: Stream, said: list[str] | None = None) -> tuple[str, RequestMet
     Returns:
         The finish reason and the request's numbers.
     """
-    finish, numbers = "", None
+    finish, numbers, interrupted, line_open = "", None, False, False
     chunks = iter(stream)
     while not finish:
         try:
             chunk = next(chunks, None)
         except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
             stream.cancel()
             continue
+        except SsdPipeError:
+            if line_open:
+                print(flush=True)
+            raise
         if chunk is None:
             break
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
+        line_open = not chunk.text.endswith("\n") if chunk.text else line_open
         if said is not None:
             said.append(chunk.text)
         finish, numbers = chunk.finish_reason or "", chunk.metrics

@@ -23,7 +23,7 @@ from ipc.messages import ChainReady, DraftPlan, DraftRow
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
-from ssd_pipe.config import SpeculationSection, fan_out_counts
+from ssd_pipe.config import SpeculationSection, branch_budget, fan_out_counts
 from ssd_pipe.drafting.candidates import TOP_CANDIDATES, Calibration, ChainScores
 from ssd_pipe.drafting.tree import BranchBatches, Branches, Tree
 from ssd_pipe.drafting.trunk import Trunk
@@ -101,8 +101,8 @@ class Speculator:
         hit = fan_out_counts(spec.fan_out, spec.k)
         miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
         self._counts = {False: hit, True: miss}
-        self.budget = max(sum(hit), sum(miss))
-        self._vocab = _draft_vocab(spec.draft_vocab, model)
+        self.budget = branch_budget(spec)
+        self._vocab = chain_vocab(spec, model)
         self._cached_a_position = round(sum(hit) / len(hit))
 
     # ------------------------------------------------------------ state
@@ -181,10 +181,6 @@ class Speculator:
                     return True
         return False
 
-    @property
-    def free_blocks(self) -> int:
-        return self._blocks.num_free
-
     def request_ids(self, plan: DraftPlan) -> list[int]:
         """Requests of a plan's rows, for logs."""
         return [self._trunks[row.slot].rid for row in plan.rows if row.slot in self._trunks]
@@ -210,9 +206,8 @@ class Speculator:
                 able.append(row)
             else:
                 self._hand_over(row, None)
-                answer(ChainReady(round=number, slot=row.slot, tokens=[], probs=[]))
+                answer(ChainReady(round=number, slot=row.slot, tokens=[]))
         qs: dict[int, list[torch.Tensor]] = {row.slot: [] for row in able}
-        probs: dict[int, list[float]] = {row.slot: [] for row in able}
         drafting = able
         while drafting:
             feeds = []
@@ -233,14 +228,7 @@ class Speculator:
                 if len(chains[row.slot]) < row.backup:
                     still.append(row)
                 else:
-                    answer(
-                        ChainReady(
-                            round=number,
-                            slot=row.slot,
-                            tokens=chains[row.slot],
-                            probs=probs[row.slot],
-                        )
-                    )
+                    answer(ChainReady(round=number, slot=row.slot, tokens=chains[row.slot]))
                     if row.handover:
                         self._hand_over(row, torch.stack(qs[row.slot]) if qs[row.slot] else None)
             drafting = still
@@ -354,7 +342,7 @@ class Speculator:
             for depth, grown in enumerate(graphs.grow(tree, self._study), 1):
                 for slot, tokens in grown.items():
                     if len(tokens):
-                        self._cache.publish_depth(slot, depth, tokens, 0.0)
+                        self._cache.publish_depth(slot, depth, tokens)
                 yield
             return
         self._study()
@@ -381,7 +369,7 @@ class Speculator:
             tree.spans.append(spans)
             for slot, span in spans.items():
                 if span.start < span.stop:
-                    self._cache.publish_depth(slot, step + 1, chosen[span], 0.0)
+                    self._cache.publish_depth(slot, step + 1, chosen[span])
             yield
 
     def _tree_graphs(self, trunks: list[Trunk]) -> GraphedDraft | None:
@@ -469,9 +457,9 @@ class Speculator:
             self._handover.put(row.slot, row.handover, rows)
 
 
-def _draft_vocab(wanted: int, model: Transformer) -> int:
+def chain_vocab(spec: SpeculationSection, model: Transformer) -> int:
     """Leading token ids that branches and backups choose from, 0 = all."""
-    size = model.config.vocab_size
+    wanted, size = spec.draft_vocab, model.config.vocab_size
     if not wanted and model.backend.device.type == "cpu" and size > LARGE_VOCAB:
         return size // 2
     return wanted if wanted < size else 0

@@ -30,7 +30,7 @@ class Branches:
 
     def alive(self, step: int, taper: float) -> int:
         """Branches that get a token in pass ``step`` (from 0)."""
-        if step >= self.row.depth or not self.outcomes:
+        if not self.outcomes:
             return 0
         return max(1, math.ceil(len(self.outcomes) * taper**step))
 

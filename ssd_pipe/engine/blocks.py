@@ -3,7 +3,7 @@
 Every block is in exactly one state:
 
 * *free*: nobody owns it and its contents mean nothing;
-* *held*: in the tables of ``ref_count`` sequences;
+* *held*: in the tables of one or more sequences;
 * *cached*: in no table, but its contents are known by a digest; it is given back to a sequence
   with the same prefix, or evicted (least recently used first) when free blocks run out.
 
@@ -16,12 +16,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ssd_pipe.engine.hashing import ROOT_DIGEST, block_digest
 from ssd_pipe.errors import ConfigError, ResourceError
-
-State = Literal["free", "held", "cached"]
 
 
 class NoFreeBlocks(ResourceError):
@@ -44,12 +41,10 @@ class BlockTable:
 
     Attributes:
         blocks: block numbers in position order.
-        num_tokens: positions asked for; at most ``len(blocks) * block_size``.
         digests: chained digests of the leading blocks that are committed; these are read-only.
     """
 
     blocks: list[int] = field(default_factory=list)
-    num_tokens: int = 0
     digests: list[bytes] = field(default_factory=list)
 
 
@@ -86,24 +81,9 @@ class BlockManager:
         """Blocks that can be had now, cached ones included."""
         return len(self._free) + len(self._cached)
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks that nobody holds but whose contents are known."""
-        return len(self._cached)
-
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` positions take."""
         return -(-num_tokens // self.block_size)
-
-    def ref_count(self, block: int) -> int:
-        """Tables that hold ``block``."""
-        return self._refs[block]
-
-    def state(self, block: int) -> State:
-        """The one state ``block`` is in."""
-        if self._refs[block]:
-            return "held"
-        return "cached" if block in self._cached else "free"
 
     def match_prefix(self, tokens: Sequence[int]) -> list[int]:
         """Registered blocks that hold the longest known prefix of ``tokens``.
@@ -162,7 +142,6 @@ class BlockManager:
             self._refs[block] += 1
         table.blocks = [*cached_blocks, *(self._take() for _ in range(needed))]
         table.digests = digests
-        table.num_tokens = wanted
         self.query_tokens += len(tokens)
         self.hit_tokens += covered
         return list(table.blocks)
@@ -177,7 +156,6 @@ class BlockManager:
             raise NoFreeBlocks(needed, self.num_free)
         new = [self._take() for _ in range(needed)]
         table.blocks.extend(new)
-        table.num_tokens = max(table.num_tokens, num_tokens)
         return new
 
     def commit(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
@@ -204,31 +182,12 @@ class BlockManager:
                 self._block_of[digest] = table.blocks[i]
                 self._digest_of[table.blocks[i]] = digest
 
-    def trim(self, table: BlockTable, num_tokens: int) -> None:
-        """Give back the blocks beyond ``num_tokens`` positions (rejected proposals).
-
-        Raises ValueError for a cut inside a registered block, which would be written again.
-        """
-        keep = self.blocks_for(num_tokens)
-        if num_tokens % self.block_size and keep <= len(table.digests):
-            raise ValueError(f"position {num_tokens} is inside a registered block")
-        for block in reversed(table.blocks[keep:]):
-            self._drop(block)
-        del table.blocks[keep:]
-        del table.digests[keep:]
-        table.num_tokens = min(table.num_tokens, num_tokens)
-
     def release(self, table: BlockTable) -> None:
         """Give back every block; registered ones stay cached, a sequence's tail evicted first."""
-        self.trim(table, 0)
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all known contents; blocks in use stay with their sequences."""
-        for block in self._block_of.values():
-            self._digest_of[block] = None
-        self._block_of.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
+        for block in reversed(table.blocks):
+            self._drop(block)
+        table.blocks.clear()
+        table.digests.clear()
 
     def _take(self) -> int:
         if self._free:

@@ -46,17 +46,6 @@ def geometric(budget: int, k: int, acceptance: float, exponent: float) -> list[i
     return _apportion(weights, budget)
 
 
-def confidence(probabilities: NDArray[np.floating], budget: int) -> list[int]:
-    """Counts per accepted length among the ``budget`` most likely outcomes.
-
-    Args:
-        probabilities: [K+1, n] as ``outcome_probabilities`` gives them.
-    """
-    n = probabilities.shape[1]
-    best = _most_likely(probabilities.ravel(), budget)
-    return np.bincount(best // n, minlength=len(probabilities)).tolist()
-
-
 def outcome_probabilities(
     candidate_weights: ArrayLike, chain_accept: ArrayLike
 ) -> NDArray[np.float64]:

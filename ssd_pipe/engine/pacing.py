@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
 from ssd_pipe.errors import ConfigError
 
 VerifyTime = float | Callable[[int], float]
 """Time of a verification: a constant, or a function of the number of tokens fed."""
-
-DEFAULT_TAUS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.5)
 
 # ---------------------------------------------------------------------------- estimators
 
@@ -73,60 +70,6 @@ class AcceptanceEstimator:
         """a_j for j = 0..k-1; positions seldom reached lean on the overall value."""
         pull = self._strength
         return ((self._accepted + pull * self.overall) / (self._judged + pull)).tolist()
-
-
-class TemperatureCalibrator:
-    """Picks the temperature tau under which the draft's probabilities are best calibrated.
-
-    Keeps a decayed log-loss of (predicted probability, happened) pairs for each tau of a grid.
-    """
-
-    def __init__(
-        self, initial: float = 1.0, taus: Sequence[float] = DEFAULT_TAUS, decay: float = 0.999
-    ) -> None:
-        """``initial`` is added to the grid and stands until evidence says otherwise."""
-        if min(initial, *taus) <= 0:
-            raise ConfigError("taus", f"must be above 0, got {[initial, *taus]}")
-        if not 0 < decay <= 1:
-            raise ConfigError("decay", f"must be in (0, 1], got {decay!r}")
-        self.taus: NDArray[np.float64] = np.unique([initial, *taus])
-        self._decay = decay
-        self._loss = np.zeros(len(self.taus))
-        self._loss[self.taus != initial] = 1e-6
-
-    @property
-    def tau(self) -> float:
-        return float(self.taus[self._loss.argmin()])
-
-    def predictions(self, scores: ArrayLike, index: ArrayLike) -> NDArray[np.float64]:
-        """Probability of one candidate per row under every tau of the grid.
-
-        Args:
-            scores: float [m, n], the draft's (noised) scores; what is left out counts as nothing.
-            index: int [m], the candidate asked for.
-
-        Returns:
-            float64 [m, len(taus)], for ``observe``.
-        """
-        rows = np.asarray(scores, dtype=np.float64)
-        shifted = (rows - rows.max(axis=1, keepdims=True))[:, None, :] / self.taus[:, None]
-        chosen = shifted[np.arange(len(rows)), :, np.asarray(index)]
-        return np.exp(chosen) / np.exp(shifted).sum(axis=2)
-
-    def observe(self, predicted: ArrayLike, happened: ArrayLike, at: float = 1.0) -> None:
-        """Add evidence.
-
-        Args:
-            predicted: float [m, len(taus)] probabilities under each tau; or [m] under temperature
-                ``at`` alone, which are carried over to the others as two-way choices.
-            happened: bool [m].
-        """
-        p = np.clip(np.asarray(predicted, dtype=np.float64), 1e-9, 1 - 1e-9)
-        if p.ndim == 1:
-            odds = np.log(p / (1 - p))[:, None] * (at / self.taus)
-            p = np.clip(1 / (1 + np.exp(-odds)), 1e-9, 1 - 1e-9)
-        right = np.where(np.asarray(happened, dtype=bool)[:, None], p, 1 - p)
-        self._loss = self._loss * self._decay ** len(p) - np.log(right).sum(axis=0)
 
 
 class StageTimes:
@@ -208,18 +151,6 @@ def best_chain_length(
         return expected_tokens(a, k) / (drafting + _verify(verify_time, k + 1))
 
     return max(range(limit + 1), key=rate)
-
-
-def speedup(p_hit: float, e_hit: float, e_miss: float, t_p: float, t_b: float) -> float:
-    """Speed-up of SSD over AR (Theorem 7 of arXiv 2603.03251).
-
-    Args:
-        p_hit: cache hit rate.
-        e_hit, e_miss: tokens per round after a hit and after a miss.
-        t_p, t_b: time of the cached and of the backup speculation, in verification times.
-    """
-    tokens = p_hit * e_hit + (1 - p_hit) * e_miss
-    return tokens / (p_hit * max(1.0, t_p) + (1 - p_hit) * (1 + t_b))
 
 
 def _verify(verify_time: VerifyTime, tokens: int) -> float:

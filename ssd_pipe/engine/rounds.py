@@ -253,7 +253,6 @@ class RoundPlanner:
             tokens=request.tokens[length:],
             chain=request.chain,
             fork=self._mode == "ssd",
-            depth=self._spec.k,
             prefix_hash=request.prefix_hash,
             entry=request.entry,
             backup=backup,

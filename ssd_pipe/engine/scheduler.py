@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ipc.messages import Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
+from ipc.messages import TOKEN_BYTES, Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
 from ssd_pipe.engine.hashing import extend_all
 from ssd_pipe.engine.request import Request, Status
@@ -21,7 +21,6 @@ from ssd_pipe.errors import RequestError
 FAILED = "failed"
 MAX_BEGIN_BYTES = 256 << 10
 """Processors, and the cached prompts they look at, that one step may carry if it begins several."""
-TOKEN_BYTES = 5  # of a token id in MessagePack, at most
 
 
 @dataclass(slots=True)

@@ -3,10 +3,9 @@
 One flat buffer, usually shared memory. The draft process writes it and the scheduler reads it at
 the same time, without locks or messages: a query costs microseconds. There is one writer.
 
-Each slot (one running sequence) holds ``entries`` branch rows, all decoded together, and one
-*chain row* for a chain drafted just in time after a miss. A row is content-addressed; what a lookup
-returns is only ever a proposal, and its token ids are range-checked, so that a stale row can
-cost speed but never correctness.
+Each slot (one running sequence) holds ``entries`` branch rows, all decoded together. A row is
+content-addressed; what a lookup returns is only ever a proposal, and its token ids are
+range-checked, so that a stale row can cost speed but never correctness.
 """
 
 # Memory order. Keys are guarded by a sequence counter that is odd while they change (a seqlock):
@@ -24,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ssd_pipe.errors import ConfigError, ResourceError
 
@@ -33,8 +32,6 @@ _HEADER_BYTES = 64
 _WAITS = 4  # header word of ``reader_waits``; before it stand the label and the shape
 _RETRIES = 200
 _NO_OUTCOME = -1
-_BRANCHES, _CHAIN = 0, 1
-"""Indices of the two sequence counters of a slot."""
 
 
 class Hit(NamedTuple):
@@ -44,28 +41,24 @@ class Hit(NamedTuple):
         entry: row in the slot, for ``depth_of``.
         depth: draft tokens ready, 0..k.
         tokens: those tokens.
-        probs: the draft's probability of each, its guess at a_j.
     """
 
     entry: int
     depth: int
     tokens: list[int]
-    probs: list[float]
 
 
 def _slot_dtype(entries: int, k: int) -> np.dtype[np.void]:
     # One array per field, not one struct per row: a lookup compares all rows in one operation, and
     # publishing a depth is one contiguous store per field.
-    rows = entries + 1
     fields = np.dtype(
         [
-            ("sequence", "<u4", (2,)),
-            ("hash", "<u8", (rows,)),
-            ("outcome", "<i8", (rows,)),  # accepted << 32 | token
-            ("depth", "<i4", (rows,)),
-            ("goal", "<i4", (rows,)),
-            ("tokens", "<i4", (k, rows)),
-            ("probs", "<f4", (k, rows)),
+            ("sequence", "<u8", (1,)),  # an array of one, for a view of it can be had
+            ("hash", "<u8", (entries,)),
+            ("outcome", "<i8", (entries,)),  # accepted << 32 | token
+            ("depth", "<i4", (entries,)),
+            ("goal", "<i4", (entries,)),
+            ("tokens", "<i4", (k, entries)),
         ]
     )
     line = 64
@@ -135,19 +128,11 @@ class SpeculationCache:
         self._depth = [s["depth"] for s in body]
         self._goal = [s["goal"] for s in body]
         self._tokens = [s["tokens"] for s in body]
-        self._probs = [s["probs"] for s in body]
         self._count = [0] * slots
 
     def close(self) -> None:
         """Drop every view of the buffer, so that its owner can close it; no call may follow."""
-        for views in (
-            self._hash,
-            self._outcome,
-            self._depth,
-            self._goal,
-            self._tokens,
-            self._probs,
-        ):
+        for views in (self._hash, self._outcome, self._depth, self._goal, self._tokens):
             views.clear()
         self._sequence.clear()
         self._header.release()
@@ -173,7 +158,7 @@ class SpeculationCache:
         keys: Sequence[tuple[int, int, int]],
         goals: Sequence[int] | NDArray[np.integer] | None = None,
     ) -> None:
-        """Replace a slot's branches by new ones, with no token ready yet; keeps its chain row.
+        """Replace a slot's branches by new ones, with no token ready yet.
 
         Args:
             keys: (prefix hash, accepted k, token t*) of each branch, at most ``entries``.
@@ -184,24 +169,23 @@ class SpeculationCache:
             raise ConfigError("keys", f"at most {self.entries} branches, got {n}")
         hashes = np.array([key[0] for key in keys], dtype=np.uint64)
         outcomes = [accepted << 32 | token for _, accepted, token in keys]
-        self._turn(slot, _BRANCHES)  # (1)
-        self._outcome[slot][n : self.entries] = _NO_OUTCOME
-        self._depth[slot][: self.entries] = 0
+        self._turn(slot)  # (1)
+        self._outcome[slot][n:] = _NO_OUTCOME
+        self._depth[slot][:] = 0
         self._goal[slot][:n] = self.k if goals is None else goals
         self._hash[slot][:n] = hashes
         self._outcome[slot][:n] = outcomes
-        self._turn(slot, _BRANCHES)  # (2)
+        self._turn(slot)  # (2)
         self._count[slot] = n
 
     def publish_depth(
-        self, slot: int, depth: int, tokens: Sequence[int] | NDArray[np.integer], probs: ArrayLike
+        self, slot: int, depth: int, tokens: Sequence[int] | NDArray[np.integer]
     ) -> None:
         """Make the ``depth``-th token (from 1) of the round's leading branches visible.
 
         Args:
             tokens: int [n], for the first n keys of ``begin_round``, in their order; branches
                 beyond n stay as deep as they are.
-            probs: float [n], or one for all: the draft's probability of each.
         """
         if not 1 <= depth <= self.k:
             raise ConfigError("depth", f"must be 1..{self.k}, got {depth}")
@@ -209,38 +193,19 @@ class SpeculationCache:
         if n > self._count[slot]:
             raise ConfigError("tokens", f"at most {self._count[slot]} branches, got {n}")
         self._tokens[slot][depth - 1, :n] = tokens
-        self._probs[slot][depth - 1, :n] = probs
         self._depth[slot][:n] = depth  # (3)
 
-    def publish_chain(
-        self, slot: int, key: tuple[int, int, int], tokens: Sequence[int], probs: Sequence[float]
-    ) -> None:
-        """Fill the chain row; again with a longer chain when more is ready."""
-        n = len(tokens)
-        if n > self.k:
-            raise ConfigError("tokens", f"at most k = {self.k}, got {n}")
-        row = self.entries
-        self._turn(slot, _CHAIN)
-        self._hash[slot][row] = key[0]
-        self._outcome[slot][row] = key[1] << 32 | key[2]
-        self._tokens[slot][:n, row] = tokens
-        self._probs[slot][:n, row] = probs
-        self._depth[slot][row] = n
-        self._turn(slot, _CHAIN)
-
     def clear(self, slot: int) -> None:
-        """Forget a slot's branches and chain (its sequence left)."""
-        self._turn(slot, _BRANCHES)
-        self._turn(slot, _CHAIN)
+        """Forget a slot's branches (its sequence left)."""
+        self._turn(slot)
         self._outcome[slot][:] = _NO_OUTCOME
         self._depth[slot][:] = 0
-        self._turn(slot, _BRANCHES)
-        self._turn(slot, _CHAIN)
+        self._turn(slot)
         self._count[slot] = 0
 
-    def _turn(self, slot: int, part: int) -> None:
-        """Flip a sequence counter: odd before an update, even after it."""
-        self._sequence[slot][part] = (self._sequence[slot][part] + 1) & 0xFFFFFFFF
+    def _turn(self, slot: int) -> None:
+        """Advance the sequence counter: odd before an update, even after it."""
+        self._sequence[slot][0] += 1
 
     # ------------------------------------------------------------------ reader
 
@@ -252,10 +217,10 @@ class SpeculationCache:
         sequence = self._sequence[slot]
         outcome = accepted << 32 | token
         for attempt in range(_RETRIES):
-            before = (sequence[_BRANCHES], sequence[_CHAIN])
-            if not (before[0] | before[1]) & 1:
+            before = sequence[0]
+            if not before & 1:
                 hit = self._find(slot, prefix_hash, outcome)
-                if (sequence[_BRANCHES], sequence[_CHAIN]) == before:
+                if sequence[0] == before:
                     return hit
             if attempt > 2:
                 os.sched_yield()
@@ -263,11 +228,10 @@ class SpeculationCache:
 
     def recovery_tokens(self, slot: int, prefix_hash: int, accepted: int) -> list[int]:
         """Recovery tokens that ``lookup`` would find for an accepted length just now."""
-        count = self.entries
-        outcomes = self._outcome[slot][:count].tolist()
+        outcomes = self._outcome[slot].tolist()
         return [
             outcome & 0xFFFFFFFF
-            for outcome, found in zip(outcomes, self._hash[slot][:count].tolist(), strict=True)
+            for outcome, found in zip(outcomes, self._hash[slot].tolist(), strict=True)
             if outcome >= 0 and outcome >> 32 == accepted and found == prefix_hash
         ]
 
@@ -298,5 +262,5 @@ class SpeculationCache:
             tokens = self._tokens[slot][:depth, row].tolist()
             if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
                 continue
-            return Hit(row, depth, tokens, self._probs[slot][:depth, row].tolist())
+            return Hit(row, depth, tokens)
         return None

@@ -8,9 +8,9 @@ cache holds (a hit) or one that it does not. Whoever prints such figures says so
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
-from itertools import cycle
 from pathlib import Path
 
 import msgspec
@@ -48,7 +48,7 @@ class SyntheticOutcomes:
             self._rate = float(acceptance)
         except ValueError:
             trace = _read(Path(acceptance))
-            self._rounds = cycle(list(zip(trace.accepted, trace.hits, strict=True)))
+            self._rounds = itertools.cycle(list(zip(trace.accepted, trace.hits, strict=True)))
         if not 0 <= self._rate <= 1:
             raise ConfigError(FIELD, f"a rate must be 0..1, got {acceptance}")
 
@@ -68,9 +68,9 @@ class SyntheticOutcomes:
         known = cached(slot, accepted)
         if hit and known:
             return RowOutcome(accepted, self._random.choice(known))
-        token = outcome.token
-        while token in known:
-            token += 1 if token < max(known) else -max(known)
+        # Downwards first: what lies below a token id is a token id too.
+        below, above = range(outcome.token, -1, -1), itertools.count(outcome.token + 1)
+        token = next(t for t in itertools.chain(below, above) if t not in known)
         return RowOutcome(accepted, token)
 
     def _draw(self, chain: int) -> tuple[int, bool]:

@@ -1,7 +1,7 @@
 """Counter-based noise: a pure function of (request seed, position, stream, token id).
 
 Nothing is drawn and nothing is stored, so every process that knows a request's seed knows its
-noise. Rows are keyed once (``row_key``); tokens of a row are numbered by the counter of SplitMix64
+noise. Rows are keyed once (``row_keys``); tokens of a row are numbered by the counter of SplitMix64
 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014), whose
 finaliser is the hash.
 
@@ -12,7 +12,7 @@ For row key ``r`` and token id ``t``, in 64-bit wrap-around arithmetic and float
     g = -log(-log1p(-u))                                  # standard Gumbel
 
 Small ``u`` is the large noise, so float32 is finest where it decides; ``u`` stays off 0 and 1, and
-``g`` lies in [GUMBEL_MIN, GUMBEL_MAX].
+``g`` lies in [-2.82, GUMBEL_MAX].
 """
 
 from __future__ import annotations
@@ -32,13 +32,10 @@ ACCEPT = 2
 
 GUMBEL_MAX = 22.88
 """Upper bound of the noise: -log(-log1p(-2^-33)) = 22.8738..."""
-GUMBEL_MIN = -2.82
-"""Lower bound of the noise: -log(24 log 2) = -2.8115..."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MUL1 = 0xBF58476D1CE4E5B9
 _MUL2 = 0x94D049BB133111EB
-_MASK = 2**64 - 1
 _CPU_BLOCK = 1 << 16  # elements a pass; keeps the int64 buffers in the caches
 
 
@@ -46,30 +43,16 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _finalise(z: int) -> int:
-    z = ((z ^ (z >> 30)) * _MUL1) & _MASK
-    z = ((z ^ (z >> 27)) * _MUL2) & _MASK
-    return z ^ (z >> 31)
-
-
-def row_key(seed: int, position: int, stream: int) -> int:
-    """Key of one row of noise, an unsigned 64-bit int.
-
-    ``position`` is the index in the sequence of the token being chosen. Each argument is taken
-    modulo 2^64 and mixed in on its own, so no two arguments can cancel each other out.
-    """
-    z = 0
-    for word in (seed, position, stream):
-        z = _finalise((z + word * _GOLDEN + _GOLDEN) & _MASK)
-    return z
-
-
 def row_keys(
     seeds: np.ndarray | Sequence[int],
     positions: np.ndarray | Sequence[int],
     streams: np.ndarray | Sequence[int] | int,
 ) -> np.ndarray:
-    """``row_key`` of many rows: three broadcastable integer arrays -> uint64 [N]."""
+    """Keys of rows of noise: three broadcastable integer arrays -> uint64 [N].
+
+    A position is the index in the sequence of the token being chosen. Each argument is taken modulo
+    2^64 and mixed in on its own, so no two arguments can cancel each other out.
+    """
     z = np.zeros(1, np.uint64)
     for words in (seeds, positions, streams):
         word = np.atleast_1d(np.asarray(words)).astype(np.uint64)
@@ -98,13 +81,8 @@ def keys_to_tensor(keys: np.ndarray, device: torch.device | str = "cpu") -> torc
     return torch.from_numpy(np.ascontiguousarray(keys).view(np.int64)).to(device)
 
 
-def uniform(key: int) -> float:
-    """The uniform of a row key: float64 strictly inside (0, 1), 52 random bits."""
-    return ((_finalise(key & _MASK) >> 12) + 0.5) * 2.0**-52
-
-
 def uniforms(keys: np.ndarray) -> np.ndarray:
-    """``uniform`` of many rows: uint64 [N] -> float64 [N]."""
+    """Uniforms of row keys: uint64 [N] -> float64 [N] strictly inside (0, 1), 52 random bits."""
     z = (keys ^ (keys >> np.uint64(30))) * np.uint64(_MUL1)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_MUL2)
     z = z ^ (z >> np.uint64(31))

@@ -12,12 +12,27 @@ from hypothesis.stateful import (
     consumes,
     initialize,
     invariant,
-    precondition,
     rule,
 )
 
 from ssd_pipe.engine.blocks import BlockManager, BlockTable, NoFreeBlocks
 from ssd_pipe.errors import ConfigError, ResourceError
+
+
+def refs(manager: BlockManager) -> list[int]:
+    """Tables that hold each block."""
+    return list(manager._refs)
+
+
+def state(manager: BlockManager, block: int) -> str:
+    """Of the three states a block can be in; raises where it is in none or in several."""
+    states = {
+        "held": manager._refs[block] > 0,
+        "cached": block in manager._cached,
+        "free": block in manager._free,
+    }
+    (only,) = [name for name, holds in states.items() if holds]
+    return only
 
 
 @dataclass(eq=False)
@@ -28,7 +43,7 @@ class Sequence:
 
 
 class Blocks(RuleBasedStateMachine):
-    """Sequences come, grow, speculate, are cut back and leave; a model memory holds their KV.
+    """Sequences come, grow, speculate and leave; a model memory holds their KV.
 
     The model writes every computed token into a simulated KV memory, so that a block handed out as
     a known prefix can be checked against what was really written to it.
@@ -51,7 +66,7 @@ class Blocks(RuleBasedStateMachine):
         for pos in range(seq.computed, end):
             block = seq.table.blocks[pos // size]
             assert block not in self.read_only, "a registered block is written"
-            assert self.manager.ref_count(block) == 1, "a shared block is written"
+            assert refs(self.manager)[block] == 1, "a shared block is written"
             self.memory[block, pos % size] = tuple(tokens[: pos + 1])
 
     def contents_match(self, blocks: list[int], tokens: list[int]) -> bool:
@@ -65,9 +80,9 @@ class Blocks(RuleBasedStateMachine):
     def snapshot(self) -> object:
         m = self.manager
         return (
-            [m.state(b) for b in range(m.num_blocks)],
-            [m.ref_count(b) for b in range(m.num_blocks)],
-            [(list(s.table.blocks), s.table.num_tokens) for s in self.live],
+            [state(m, b) for b in range(m.num_blocks)],
+            refs(m),
+            [list(s.table.blocks) for s in self.live],
             (m.num_free, m.query_tokens, m.hit_tokens),
         )
 
@@ -96,7 +111,7 @@ class Blocks(RuleBasedStateMachine):
 
     @rule(seq=sequences, more=some_tokens, rejected=some_tokens)
     def step(self, seq: Sequence, more: list[int], rejected: list[int]) -> None:
-        """Feed what is committed, more accepted tokens, and proposals that are then cut off."""
+        """Feed what is committed, more accepted tokens, and proposals that are then rejected."""
         if seq not in self.live:
             return
         m = self.manager
@@ -119,8 +134,6 @@ class Blocks(RuleBasedStateMachine):
             full = seq.computed // m.block_size
             self.read_only |= set(seq.table.blocks[:full])
             assert len(seq.table.digests) == full
-        m.trim(seq.table, seq.computed)
-        assert len(seq.table.blocks) == m.blocks_for(seq.computed)
 
     @rule(seq=consumes(sequences))
     def leave(self, seq: Sequence) -> None:
@@ -138,29 +151,17 @@ class Blocks(RuleBasedStateMachine):
         found = m.match_prefix(seq.tokens)
         assert self.contents_match(found, seq.tokens)
 
-    @precondition(lambda self: self.manager.num_cached)
-    @rule()
-    def reset(self) -> None:
-        free = self.manager.num_free
-        self.manager.reset_prefix_cache()
-        assert self.manager.num_free == free
-        assert self.manager.num_cached == 0
-        assert all(self.manager.match_prefix(s.tokens) == [] for s in self.live)
-
     @invariant()
     def every_block_has_one_state(self) -> None:
         m = self.manager
         holders = Counter(b for seq in self.live for b in seq.table.blocks)
-        assert [m.ref_count(b) for b in range(m.num_blocks)] == [
-            holders[b] for b in range(m.num_blocks)
-        ]
-        states = Counter(m.state(b) for b in range(m.num_blocks))
+        assert refs(m) == [holders[b] for b in range(m.num_blocks)]
+        states = Counter(state(m, b) for b in range(m.num_blocks))
         assert states["held"] == len(holders)
-        assert states["cached"] == m.num_cached
         assert states["free"] + states["cached"] == m.num_free
         assert all(len(set(s.table.blocks)) == len(s.table.blocks) for s in self.live)
         self.read_only &= set(range(m.num_blocks)) - {
-            b for b in range(m.num_blocks) if m.state(b) == "free"
+            b for b in range(m.num_blocks) if state(m, b) == "free"
         }
 
     def teardown(self) -> None:
@@ -193,7 +194,7 @@ def test_second_request_shares_the_first_ones_blocks() -> None:
     second = run_once(manager, prompt)
     assert second.blocks[:2] == first.blocks[:2]
     assert second.blocks[2] != first.blocks[2]
-    assert [manager.ref_count(b) for b in first.blocks] == [2, 2, 1]
+    assert [refs(manager)[b] for b in first.blocks] == [2, 2, 1]
     assert (manager.hit_tokens, manager.query_tokens) == (8, 20)
 
 
@@ -210,9 +211,8 @@ def test_speculative_tokens_are_never_registered() -> None:
     committed = [1, 2, 3]
     manager.ensure(table, 8)
     manager.commit(table, committed, 3)
-    manager.trim(table, 3)
     manager.release(table)
-    assert manager.num_cached == 0
+    assert [state(manager, b) for b in range(8)] == ["free"] * 8
 
 
 def test_a_sequences_tail_is_evicted_before_its_head_and_the_oldest_first() -> None:
@@ -220,7 +220,7 @@ def test_a_sequences_tail_is_evicted_before_its_head_and_the_oldest_first() -> N
     old, young = [1] * 6, [2] * 6
     manager.release(run_once(manager, old))
     manager.release(run_once(manager, young))
-    assert manager.num_cached == 6
+    assert [state(manager, b) for b in range(6)] == ["cached"] * 6
     matches = []
     table = BlockTable()
     for blocks in range(1, 6):
@@ -254,15 +254,6 @@ def test_cached_blocks_of_the_request_itself_do_not_count_as_room() -> None:
     assert issubclass(NoFreeBlocks, ResourceError)
 
 
-def test_registered_blocks_cannot_be_reopened() -> None:
-    manager = BlockManager(4, 4)
-    table = run_once(manager, list(range(9)))
-    with pytest.raises(ValueError, match="inside a registered block"):
-        manager.trim(table, 6)
-    manager.trim(table, 4)
-    assert len(table.blocks) == 1
-
-
 def test_misuse_is_refused() -> None:
     manager = BlockManager(4, 2)
     table = run_once(manager, [1, 2, 3, 4, 5])
@@ -270,7 +261,7 @@ def test_misuse_is_refused() -> None:
         manager.allocate(table, [1])
     stale = manager.match_prefix([1, 2, 3])
     manager.release(table)
-    manager.reset_prefix_cache()
+    manager.ensure(BlockTable(), 8)  # evicts everything
     with pytest.raises(ValueError, match="no longer registered"):
         manager.allocate(BlockTable(), [1, 2, 3], stale)
     with pytest.raises(ValueError, match="full blocks committed"):

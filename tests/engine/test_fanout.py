@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ssd_pipe.engine.fanout import (
-    confidence,
     geometric,
     outcome_probabilities,
     select_branches,
@@ -129,17 +128,6 @@ def test_counts_take_the_heaviest_of_each_length(
     place = {(i, int(t)): chances[i, j] for i in range(k + 1) for j, t in enumerate(tokens[i])}
     ranked = [place[outcome] for outcome in chosen]
     assert ranked == sorted(ranked, reverse=True)
-
-
-@given(rounds(), st.integers(0, 40))
-def test_confidence_counts_agree_with_the_selection(
-    round_: tuple[np.ndarray, np.ndarray, np.ndarray], budget: int
-) -> None:
-    tokens, weights, accept = round_
-    tokens = np.abs(tokens)
-    counts = confidence(outcome_probabilities(weights, accept), budget)
-    chosen = select_branches(tokens, weights, accept, None, budget)
-    assert counts == [sum(k == i for k, _ in chosen) for i in range(len(tokens))]
 
 
 def test_budget_bounds_counts_too() -> None:

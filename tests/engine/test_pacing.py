@@ -11,10 +11,8 @@ from ssd_pipe.engine.pacing import (
     AcceptanceEstimator,
     Ema,
     StageTimes,
-    TemperatureCalibrator,
     best_chain_length,
     expected_tokens,
-    speedup,
     worth_waiting,
 )
 from ssd_pipe.errors import ConfigError
@@ -63,42 +61,6 @@ def test_acceptance_follows_a_change_and_starts_from_the_prior() -> None:
     assert estimator.per_position()[0] < 0.2
     estimator.observe(0, 0)  # a round without a chain judges nothing
     assert 0 <= estimator.overall <= 1
-
-
-@pytest.mark.parametrize("true_tau", [0.5, 0.7, 1.0, 1.5])
-def test_calibration_finds_the_temperature_outcomes_were_drawn_with(true_tau: float) -> None:
-    rng = np.random.default_rng(2)
-    scores = rng.normal(0, 3, (6000, 12))
-    p = np.exp(scores / true_tau)
-    p /= p.sum(axis=1, keepdims=True)
-    drawn = (p.cumsum(axis=1) < rng.random((6000, 1))).sum(axis=1)
-    asked = scores.argmax(axis=1)
-    calibrator = TemperatureCalibrator(initial=0.85, taus=[0.5, 0.7, 1.0, 1.5], decay=1.0)
-    assert calibrator.tau == 0.85
-    predictions = calibrator.predictions(scores, asked)
-    column = calibrator.taus.tolist().index(true_tau)
-    np.testing.assert_allclose(predictions[:, column], p[np.arange(6000), asked], rtol=1e-9)
-    for part in np.split(np.arange(6000), 60):
-        calibrator.observe(predictions[part], asked[part] == drawn[part])
-    assert calibrator.tau == true_tau
-
-
-@pytest.mark.parametrize("true_tau", [0.5, 1.0, 2.0])
-def test_calibration_from_plain_probabilities_of_two_way_choices(true_tau: float) -> None:
-    rng = np.random.default_rng(3)
-    scores = rng.normal(0, 2, 8000)
-    happened = rng.random(8000) < 1 / (1 + np.exp(-scores / true_tau))
-    stated = 1 / (1 + np.exp(-scores / 0.7))
-    calibrator = TemperatureCalibrator(taus=[0.5, 1.0, 2.0], decay=1.0)
-    calibrator.observe(stated, happened, at=0.7)
-    assert calibrator.tau == true_tau
-
-
-def test_calibration_survives_certainty_that_was_wrong() -> None:
-    calibrator = TemperatureCalibrator()
-    calibrator.observe([1.0, 0.0], [False, True])
-    assert calibrator.tau == calibrator.taus.max()
-    assert math.isfinite(calibrator.tau)
 
 
 def test_stage_times_interpolate_between_token_counts() -> None:
@@ -171,13 +133,6 @@ def test_best_chain_examples() -> None:
     assert 1 <= best_chain_length(0.7, lambda n: 0.026 + 0.0035 * n, 0.004, 0.003, 32) < 10
 
 
-def test_speedup_is_theorem_7() -> None:
-    assert speedup(1.0, 4.0, 0.0, 0.5, 9.0) == 4.0
-    assert speedup(1.0, 4.0, 0.0, 2.0, 9.0) == 2.0
-    assert speedup(0.0, 9.0, 3.0, 0.5, 0.5) == 2.0
-    assert speedup(0.8, 3.5, 2.5, 0.9, 0.25) == pytest.approx((2.8 + 0.5) / (0.8 + 0.25))
-
-
 def test_settings_out_of_range_are_named() -> None:
     with pytest.raises(ConfigError, match="decay"):
         Ema(1.0)
@@ -185,5 +140,3 @@ def test_settings_out_of_range_are_named() -> None:
         AcceptanceEstimator(0)
     with pytest.raises(ConfigError, match="prior"):
         AcceptanceEstimator(3, prior=1.5)
-    with pytest.raises(ConfigError, match="taus"):
-        TemperatureCalibrator(taus=[0.0])

@@ -29,14 +29,13 @@ def pair(buffer: object | None = None) -> tuple[SpeculationCache, SpeculationCac
 def test_a_hit_shows_the_depth_that_is_ready() -> None:
     writer, reader = pair()
     writer.begin_round(1, [(BIG, 0, 7), (BIG, 0, 8), (BIG, K, 7)])
-    assert reader.lookup(1, BIG, K, 7) == Hit(2, 0, [], [])
+    assert reader.lookup(1, BIG, K, 7) == Hit(2, 0, [])
     for depth in range(1, K + 1):
         tokens = [10 * depth, 10 * depth + 1, 10 * depth + 2]
-        writer.publish_depth(1, depth, tokens, [0.5, 0.25, 1 / depth])
+        writer.publish_depth(1, depth, tokens)
         hit = reader.lookup(1, BIG, K, 7)
         assert hit is not None
         assert hit.tokens == [10 * d + 2 for d in range(1, depth + 1)]
-        assert hit.probs == pytest.approx([1 / d for d in range(1, depth + 1)])
         assert hit.depth == depth == reader.depth_of(1, hit.entry)
     assert reader.lookup(0, BIG, K, 7) is None
     assert reader.lookup(1, BIG - 1, K, 7) is None
@@ -47,43 +46,40 @@ def test_a_hit_shows_the_depth_that_is_ready() -> None:
 def test_a_new_round_hides_the_old_one() -> None:
     writer, reader = pair()
     writer.begin_round(0, [(1, 0, t) for t in range(ENTRIES)])
-    writer.publish_depth(0, 1, range(ENTRIES), [1.0] * ENTRIES)
+    writer.publish_depth(0, 1, range(ENTRIES))
     writer.begin_round(0, [(2, 0, 0)])
     assert all(reader.lookup(0, 1, 0, t) is None for t in range(ENTRIES))
-    assert reader.lookup(0, 2, 0, 0) == Hit(0, 0, [], [])
+    assert reader.lookup(0, 2, 0, 0) == Hit(0, 0, [])
     writer.begin_round(0, [])
     assert reader.lookup(0, 2, 0, 0) is None
 
 
-def test_the_chain_row_lives_beside_the_branches() -> None:
+def test_a_cleared_slot_holds_nothing() -> None:
     writer, reader = pair()
-    writer.publish_chain(0, (5, 2, 9), [1, 2], [0.5, 0.5])
-    writer.begin_round(0, [(6, 0, 1)] * ENTRIES)
-    writer.publish_depth(0, 1, [3] * ENTRIES, [1.0] * ENTRIES)
-    assert reader.lookup(0, 5, 2, 9) == Hit(ENTRIES, 2, [1, 2], [0.5, 0.5])
-    writer.publish_chain(0, (5, 2, 9), [1, 2, 3], [0.5, 0.5, 0.25])
-    assert reader.lookup(0, 5, 2, 9) == Hit(ENTRIES, 3, [1, 2, 3], [0.5, 0.5, 0.25])
-    writer.publish_chain(0, (6, 2, 9), [4], [1.0])
-    assert reader.lookup(0, 5, 2, 9) is None
+    for slot in range(SLOTS):
+        writer.begin_round(slot, [(6, 2, 9)])
+        writer.publish_depth(slot, 1, [3])
     writer.clear(0)
     assert reader.lookup(0, 6, 2, 9) is None
-    assert reader.lookup(0, 6, 0, 1) is None
+    assert reader.lookup(1, 6, 2, 9) == Hit(0, 1, [3])
 
 
 def test_same_outcome_of_another_prefix_is_told_apart() -> None:
     writer, reader = pair()
     writer.begin_round(0, [(11, 1, 4), (12, 1, 4)])
-    writer.publish_depth(0, 1, [21, 22], [1.0, 1.0])
-    assert reader.lookup(0, 11, 1, 4) == Hit(0, 1, [21], [1.0])
-    assert reader.lookup(0, 12, 1, 4) == Hit(1, 1, [22], [1.0])
+    writer.publish_depth(0, 1, [21, 22])
+    assert reader.lookup(0, 11, 1, 4) == Hit(0, 1, [21])
+    assert reader.lookup(0, 12, 1, 4) == Hit(1, 1, [22])
 
 
 @pytest.mark.parametrize("bad", [-1, VOCAB, 2**31 - 1, -(2**31)])
 def test_a_token_outside_the_vocabulary_is_a_miss(bad: int) -> None:
     writer, reader = pair()
-    writer.publish_chain(0, (1, 0, 3), [VOCAB - 1, 0], [1.0, 1.0])
-    assert reader.lookup(0, 1, 0, 3) is not None
-    writer.publish_chain(0, (1, 0, 3), [4, bad], [1.0, 1.0])
+    writer.begin_round(0, [(1, 0, 3)])
+    writer.publish_depth(0, 1, [VOCAB - 1])
+    writer.publish_depth(0, 2, [0])
+    assert reader.lookup(0, 1, 0, 3) == Hit(0, 2, [VOCAB - 1, 0])
+    writer.publish_depth(0, 2, [bad])
     assert reader.lookup(0, 1, 0, 3) is None
 
 
@@ -105,10 +101,10 @@ def test_any_bytes_are_survived() -> None:
 def test_a_writer_stuck_in_an_update_is_a_miss() -> None:
     writer, reader = pair()
     writer.begin_round(0, [(1, 0, 1)])
-    writer._turn(0, 0)
+    writer._turn(0)
     assert reader.lookup(0, 1, 0, 1) is None
-    writer._turn(0, 0)
-    assert reader.lookup(0, 1, 0, 1) == Hit(0, 0, [], [])
+    writer._turn(0)
+    assert reader.lookup(0, 1, 0, 1) == Hit(0, 0, [])
 
 
 def test_wrong_buffers_and_shapes_are_refused() -> None:
@@ -126,9 +122,9 @@ def test_wrong_buffers_and_shapes_are_refused() -> None:
     with pytest.raises(ConfigError, match="at most 6 branches"):
         writer.begin_round(0, [(0, 0, 0)] * (ENTRIES + 1))
     with pytest.raises(ConfigError, match="depth"):
-        writer.publish_depth(0, K + 1, [], [])
-    with pytest.raises(ConfigError, match="at most k"):
-        writer.publish_chain(0, (0, 0, 0), [1] * (K + 1), [1.0] * (K + 1))
+        writer.publish_depth(0, K + 1, [])
+    with pytest.raises(ConfigError, match="at most 0 branches"):
+        writer.publish_depth(0, 1, [1])
 
 
 key = st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 2))
@@ -142,7 +138,6 @@ class Cache(RuleBasedStateMachine):
     def start(self) -> None:
         self.writer, self.reader = pair()
         self.branches: list[list[tuple[tuple[int, int, int], list[int]]]] = [[], []]
-        self.chain: list[tuple[tuple[int, int, int], list[int]] | None] = [None, None]
         self.depth = [0, 0]
 
     @rule(slot=slot, keys=st.lists(key, max_size=ENTRIES, unique=True))
@@ -157,25 +152,19 @@ class Cache(RuleBasedStateMachine):
             return
         self.depth[slot] += 1
         n = len(self.branches[slot])
-        self.writer.publish_depth(slot, self.depth[slot], range(start, start + n), [0.5] * n)
+        self.writer.publish_depth(slot, self.depth[slot], range(start, start + n))
         for i, (_, tokens) in enumerate(self.branches[slot]):
             tokens.append(start + i)
-
-    @rule(slot=slot, key=key, tokens=st.lists(st.integers(0, VOCAB - 1), max_size=K))
-    def publish_chain(self, slot: int, key: tuple[int, int, int], tokens: list[int]) -> None:
-        self.writer.publish_chain(slot, key, tokens, [0.5] * len(tokens))
-        self.chain[slot] = (key, tokens)
 
     @rule(slot=slot)
     def clear(self, slot: int) -> None:
         self.writer.clear(slot)
-        self.branches[slot], self.chain[slot], self.depth[slot] = [], None, 0
+        self.branches[slot], self.depth[slot] = [], 0
 
     @rule(slot=slot, key=key)
     def lookup(self, slot: int, key: tuple[int, int, int]) -> None:
         hit = self.reader.lookup(slot, *key)
-        rows = [*self.branches[slot], *filter(None, [self.chain[slot]])]
-        expected = next((tokens for k, tokens in rows if k == key), None)
+        expected = next((tokens for k, tokens in self.branches[slot] if k == key), None)
         assert (None if hit is None else hit.tokens) == expected
 
 
@@ -200,9 +189,7 @@ def _write(path: Path, ready: Event, stop: Event) -> None:
             cache.begin_round(0, [(round_, b % (K + 1), b) for b in range(ENTRIES)])
             for depth in range(1, K + 1):
                 tokens = [_token(round_, b, depth) for b in range(ENTRIES)]
-                cache.publish_depth(0, depth, tokens, [1.0] * ENTRIES)
-            chain = [_token(round_, ENTRIES, d + 1) for d in range(1 + round_ % K)]
-            cache.publish_chain(0, (round_, 1, ENTRIES), chain, [1.0] * len(chain))
+                cache.publish_depth(0, depth, tokens)
             ready.set()
         cache.close()
 
@@ -225,11 +212,10 @@ def test_two_processes_never_see_a_torn_row(tmp_path: Path) -> None:
             while reads < READS or len(rounds) < 10 or depths != set(range(K + 1)):
                 assert time.monotonic() < deadline
                 reads += 1
-                branch = reads % (ENTRIES + 1)
-                accepted = 1 if branch == ENTRIES else branch % (K + 1)
+                branch = reads % ENTRIES
                 # Aim at what the writer works on now.
                 round_ = int(reader._hash[0][branch])
-                hit = reader.lookup(0, round_, accepted, branch)
+                hit = reader.lookup(0, round_, branch % (K + 1), branch)
                 if hit is not None:
                     rounds.add(round_)
                     depths.add(hit.depth)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from ipc.channel import Transport, TypedReceiver, TypedSender
-from ipc.messages import Halt, RowOutcome, StepPlan, StepResult, StepRow, TargetMessage
+from ipc.messages import DepthReady, DraftNotice, RowOutcome, StepPlan, StepResult, StepRow
 from ipc.rundir import RunDir
 from ipc.shm_channel import ShmChannel
 from ipc.zmq_channel import ZmqChannel
 from procs.liveness import StopFlag
 from ssd_pipe.errors import PeerLost, ResourceError
+
+NOTICE = DepthReady(round=1, depth=2)
 
 
 class Owner:
@@ -33,29 +35,27 @@ def owner(shm_dir: Path, request: pytest.FixtureRequest) -> Iterator[Owner]:
 
 
 def test_messages_arrive_whole_and_in_order(owner: Owner) -> None:
-    receiver = TypedReceiver.open(owner, "a", TargetMessage)
-    sender = TypedSender.open(owner, "a", TargetMessage)
+    receiver = TypedReceiver.open(owner, "a", StepPlan)
+    sender = TypedSender.open(owner, "a", StepPlan)
     row = StepRow(slot=1, start=2, tokens=[3, 4], chain=1, sample=True, blocks=[7])
     plans = [StepPlan(step=n, rows=[row] * n) for n in range(50)]
     for plan in plans:
         sender.send(plan)
-    sender.send(Halt())
     assert [receiver.recv(5) for _ in plans] == plans
-    assert receiver.recv(5) == Halt()
     assert receiver.recv(0) is None
     sender.close()
     receiver.close()
 
 
 def test_sender_may_come_first(owner: Owner) -> None:
-    sender = TypedSender.open(owner, "a", Halt)
-    sender.send(Halt())
-    receiver = TypedReceiver.open(owner, "a", Halt)
-    assert receiver.recv(5) == Halt()
+    sender = TypedSender.open(owner, "a", DraftNotice)
+    sender.send(NOTICE)
+    receiver = TypedReceiver.open(owner, "a", DraftNotice)
+    assert receiver.recv(5) == NOTICE
 
 
 def test_recv_ends_at_its_deadline_and_at_the_stop_flag(owner: Owner) -> None:
-    receiver = TypedReceiver.open(owner, "a", Halt)
+    receiver = TypedReceiver.open(owner, "a", DraftNotice)
     start = time.monotonic()
     assert receiver.recv(0.05) is None
     assert time.monotonic() - start >= 0.045
@@ -63,12 +63,12 @@ def test_recv_ends_at_its_deadline_and_at_the_stop_flag(owner: Owner) -> None:
     start = time.monotonic()
     assert receiver.recv(30) is None
     assert time.monotonic() - start < 5
-    sender = TypedSender.open(owner, "a", Halt)
-    sender.send(Halt())
-    assert wait_for(receiver) == Halt()  # what was sent can still be taken
+    sender = TypedSender.open(owner, "a", DraftNotice)
+    sender.send(NOTICE)
+    assert wait_for(receiver) == NOTICE  # what was sent can still be taken
 
 
-def wait_for(receiver: TypedReceiver[Halt]) -> Halt | None:
+def wait_for(receiver: TypedReceiver[DraftNotice]) -> DraftNotice | None:
     deadline = time.monotonic() + 5
     while (message := receiver.recv(0)) is None and time.monotonic() < deadline:
         pass
@@ -76,13 +76,13 @@ def wait_for(receiver: TypedReceiver[Halt]) -> Halt | None:
 
 
 def test_descriptor_works_with_a_poller(owner: Owner) -> None:
-    receiver = TypedReceiver.open(owner, "a", Halt)
-    sender = TypedSender.open(owner, "a", Halt)
+    receiver = TypedReceiver.open(owner, "a", DraftNotice)
+    sender = TypedSender.open(owner, "a", DraftNotice)
     poll = select.poll()
     poll.register(receiver.fileno(), select.POLLIN)
     for burst in (1, 3, 2):
         for _ in range(burst):
-            sender.send(Halt())
+            sender.send(NOTICE)
         taken = 0
         while taken < burst:
             assert poll.poll(5000)
@@ -95,7 +95,7 @@ def test_descriptor_works_with_a_poller(owner: Owner) -> None:
 
 
 def test_an_unreadable_message_is_the_peers_fault(owner: Owner) -> None:
-    receiver = TypedReceiver.open(owner, "a", TargetMessage)
+    receiver = TypedReceiver.open(owner, "a", StepPlan)
     sender = TypedSender.open(owner, "a", StepResult)
     sender.send(StepResult(1, [RowOutcome(0, 1)], 1, 2, 3))
     with pytest.raises(PeerLost, match="unreadable"):

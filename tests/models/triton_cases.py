@@ -318,7 +318,7 @@ def test_rounds_on_graphs_emit_what_the_target_alone_does(tmp_path: Path, mode: 
     def emitted(mode: Mode, **how: Any) -> dict[int, list[int]]:
         pipeline = LocalPipeline(mode, target, draft, config, **how)
         for rid, (text, key) in enumerate(zip(texts, keys, strict=True)):
-            pipeline.add(rid, text, 7, key)
+            pipeline.add(rid, text, 5, key)
         outputs = pipeline.run()
         if mode == "ssd":
             assert pipeline.planner.counters.hits > 0

@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 
 from procs.hub import Hub
-from procs.liveness import readable
 from procs.runtime import Runtime, run_process
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.errors import ConfigError
+from ssd_pipe.errors import ConfigError, PeerLost
 
 FOREVER = 600.0
 
@@ -36,10 +35,12 @@ def scheduler(runtime: Runtime) -> None:
             time.sleep(FOREVER)
         while not runtime.stopping.is_set():
             runtime.alive()
-            if events := hub.poll():
-                tell("events", events=events, states=hub.states())
-            hub.raise_lost()
-            readable([hub.fileno(), runtime.stopping.fileno()], 0.1)
+            try:
+                hub.raise_lost()
+            except PeerLost as error:
+                tell("lost", reason=str(error), states=hub.states())
+                raise
+            runtime.stopping.wait(0.02)
 
 
 def worker(runtime: Runtime) -> None:

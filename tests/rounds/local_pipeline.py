@@ -15,7 +15,7 @@ import torch
 from ipc.messages import AddRequest, ChainReady, Logprobs
 from models.backends.base import Backend
 from models.registry import load_model
-from ssd_pipe.config import Mode, PipelineConfig, fan_out_counts
+from ssd_pipe.config import Mode, PipelineConfig, branch_budget
 from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request
@@ -86,7 +86,7 @@ class LocalPipeline:
             if graphs:
                 from ssd_pipe.drafting.graphed import GraphedDraft
 
-                budget = sum(fan_out_counts(spec.fan_out, spec.k))
+                budget = branch_budget(spec)
                 draft_graphs = GraphedDraft(
                     draft_model, draft_kv, spec, blocks * size, budget, slots, limit
                 )
