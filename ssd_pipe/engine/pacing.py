@@ -6,9 +6,8 @@ before it were.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from ssd_pipe.errors import ConfigError
 
@@ -50,26 +49,33 @@ class AcceptanceEstimator:
         if not 0 < decay <= 1:
             raise ConfigError("decay", f"must be in (0, 1], got {decay!r}")
         self._prior, self._strength, self._decay = prior, strength, decay
-        self._accepted = np.zeros(k)
-        self._judged = np.zeros(k)
+        self._accepted = [0.0] * k
+        self._judged = [0.0] * k
+        self._positions: list[float] = []
 
     def observe(self, accepted: int, chain: int) -> None:
         """A round took ``accepted`` of ``chain`` draft tokens; the first one refused ended it."""
-        self._accepted *= self._decay
-        self._judged *= self._decay
-        self._accepted[:accepted] += 1
-        self._judged[: min(accepted + 1, chain)] += 1
+        decay, judged = self._decay, min(accepted + 1, chain)
+        self._accepted = [n * decay + (j < accepted) for j, n in enumerate(self._accepted)]
+        self._judged = [n * decay + (j < judged) for j, n in enumerate(self._judged)]
+        self._positions = []
 
     @property
     def overall(self) -> float:
         """a, pooled over positions."""
-        accepted = self._accepted.sum() + self._prior * self._strength
-        return float(accepted / (self._judged.sum() + self._strength))
+        accepted = sum(self._accepted) + self._prior * self._strength
+        return accepted / (sum(self._judged) + self._strength)
 
     def per_position(self) -> list[float]:
         """a_j for j = 0..k-1; positions seldom reached lean on the overall value."""
-        pull = self._strength
-        return ((self._accepted + pull * self.overall) / (self._judged + pull)).tolist()
+        if not self._positions:
+            pull = self._strength
+            lean = pull * self.overall
+            self._positions = [
+                (accepted + lean) / (judged + pull)
+                for accepted, judged in zip(self._accepted, self._judged, strict=True)
+            ]
+        return self._positions
 
 
 class StageTimes:
@@ -78,20 +84,30 @@ class StageTimes:
     def __init__(self, decay: float = 0.9) -> None:
         self._decay = decay
         self._verify: dict[int, Ema] = {}
+        self._counts: list[int] = []  # keys of _verify, rising
         self._stages: dict[str, Ema] = {}
 
     def observe_verify(self, tokens: int, seconds: float) -> None:
         if tokens not in self._verify:
             self._verify[tokens] = Ema(self._decay)
-            self._verify = dict(sorted(self._verify.items()))
+            self._counts = sorted(self._verify)
         self._verify[tokens].observe(seconds)
 
     def verify(self, tokens: int, default: float = 0.0) -> float:
         """Time for ``tokens``; between counts seen it is interpolated, beyond them it is flat."""
-        if not self._verify:
+        seen = self._verify.get(tokens)
+        if seen is not None:
+            return seen.value(default)
+        counts = self._counts
+        if not counts:
             return default
-        seen = [ema.value(default) for ema in self._verify.values()]
-        return float(np.interp(tokens, list(self._verify), seen))
+        at = bisect_left(counts, tokens)
+        low, high = counts[max(at - 1, 0)], counts[min(at, len(counts) - 1)]
+        below = self._verify[low].value(default)
+        if low == high:
+            return below
+        above = self._verify[high].value(default)
+        return below + (above - below) * (tokens - low) / (high - low)
 
     def observe(self, stage: str, seconds: float) -> None:
         """``stage`` is any name: "draft_step", "glue", ..."""

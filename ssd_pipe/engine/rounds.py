@@ -8,6 +8,8 @@ verification. In SD mode there is no cache: every row's chain is made just in ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from ipc.messages import ChainReady, DraftPlan, DraftRow, DraftStart
@@ -146,6 +148,15 @@ class RoundPlanner:
         drafting = self.times.time("glue") + self._spec.k * self.times.time("step")
         return max(self.times.verify(tokens), drafting)
 
+    def cached_tokens(self, request: Request) -> Callable[[int], list[int]]:
+        """By accepted length, the recovery tokens that would be a hit for ``request`` now."""
+        cache, slot, prefix = self._cache, request.slot, request.prefix_hash
+
+        def tokens(accepted: int) -> list[int]:
+            return cache.recovery_tokens(slot, prefix, accepted) if cache is not None else []
+
+        return tokens
+
     def announce_wait(self, waits: bool) -> None:
         """Let the draft know that someone sleeps until the next depth."""
         if self._cache is not None:
@@ -217,10 +228,25 @@ class RoundPlanner:
         proposer.extend(request.tokens[len(proposer) :])
         return proposer
 
-    def plan_draft(self, step: Step, backups: dict[int, int]) -> tuple[DraftPlan, dict[int, int]]:
-        """The draft's part of a step and the hand-over numbers by slot (rejection rule)."""
+    def number_handovers(self, step: Step, backups: dict[int, int]) -> dict[int, int]:
+        """By slot, the numbers under which the draft hands over the distributions that judge the
+        chains of a step (rejection rule); rows without one are judged as point masses."""
+        numbers: dict[int, int] = {}
+        if self._spec.rule != "rejection":
+            return numbers
+        for row in step.sampled:
+            request = row.request
+            drawn = request.slot in backups or (request.sampled_chain and request.chain)
+            if drawn and request.key.temperature > 0:
+                self._handovers += 1
+                numbers[request.slot] = self._handovers
+        return numbers
+
+    def plan_draft(
+        self, step: Step, backups: dict[int, int], handovers: dict[int, int]
+    ) -> DraftPlan:
+        """The draft's part of a step."""
         self.round += 1
-        handovers: dict[int, int] = {}
         begin, rows = [], []
         for row in step.rows:
             request = row.request
@@ -228,9 +254,9 @@ class RoundPlanner:
                 request.draft_length = len(request.tokens)
                 begin.append(self._start(request))
             if row.sample and (self._mode == "ssd" or row.request.slot in backups):
-                rows.append(self._draft_row(row, backups.get(request.slot, 0), handovers))
-        plan = DraftPlan(round=self.round, rows=rows, begin=begin, drop=step.dropped)
-        return plan, handovers
+                slot = request.slot
+                rows.append(self._draft_row(row, backups.get(slot, 0), handovers.get(slot, 0)))
+        return DraftPlan(round=self.round, rows=rows, begin=begin, drop=step.dropped)
 
     @staticmethod
     def _start(request: Request) -> DraftStart:
@@ -238,15 +264,10 @@ class RoundPlanner:
             rid=request.rid, slot=request.slot, key=request.key, tokens=list(request.tokens)
         )
 
-    def _draft_row(self, row: Row, backup: int, handovers: dict[int, int]) -> DraftRow:
+    def _draft_row(self, row: Row, backup: int, handover: int) -> DraftRow:
         request = row.request
         length = request.draft_length
         request.draft_length = len(request.tokens)
-        handover = 0
-        sampled = self._spec.rule == "rejection" and request.key.temperature > 0
-        if sampled and (backup or (request.sampled_chain and request.chain)):
-            self._handovers += 1
-            handover = handovers[request.slot] = self._handovers
         return DraftRow(
             slot=request.slot,
             length=length,

@@ -128,13 +128,19 @@ class SpeculationCache:
         self._depth = [s["depth"] for s in body]
         self._goal = [s["goal"] for s in body]
         self._tokens = [s["tokens"] for s in body]
+        # The reader goes through memoryviews: for a few dozen words numpy takes several times as
+        # long, and a query is on the way from one verification to the next.
+        self._hash_words = [memoryview(a) for a in self._hash]
+        self._outcome_words = [memoryview(a) for a in self._outcome]
+        self._token_words = [memoryview(a.reshape(-1)) for a in self._tokens]
         self._count = [0] * slots
 
     def close(self) -> None:
         """Drop every view of the buffer, so that its owner can close it; no call may follow."""
-        for views in (self._hash, self._outcome, self._depth, self._goal, self._tokens):
+        for views in (self._sequence, self._hash_words, self._outcome_words, self._token_words):
             views.clear()
-        self._sequence.clear()
+        for arrays in (self._hash, self._outcome, self._depth, self._goal, self._tokens):
+            arrays.clear()
         self._header.release()
 
     @property
@@ -228,10 +234,10 @@ class SpeculationCache:
 
     def recovery_tokens(self, slot: int, prefix_hash: int, accepted: int) -> list[int]:
         """Recovery tokens that ``lookup`` would find for an accepted length just now."""
-        outcomes = self._outcome[slot].tolist()
+        outcomes = self._outcome_words[slot].tolist()
         return [
             outcome & 0xFFFFFFFF
-            for outcome, found in zip(outcomes, self._hash[slot].tolist(), strict=True)
+            for outcome, found in zip(outcomes, self._hash_words[slot].tolist(), strict=True)
             if outcome >= 0 and outcome >> 32 == accepted and found == prefix_hash
         ]
 
@@ -245,22 +251,27 @@ class SpeculationCache:
 
     def tokens_of(self, slot: int, entry: int) -> list[int]:
         """Tokens ready in a row now, empty if they cannot be token ids; see ``depth_of``."""
-        depth = min(self.depth_of(slot, entry), self.k)
-        tokens = self._tokens[slot][:depth, entry].tolist()
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-            return []
-        return tokens
+        return self._chain(slot, entry, min(self.depth_of(slot, entry), self.k)) or []
 
     def _find(self, slot: int, prefix_hash: int, outcome: int) -> Hit | None:
-        hashes = self._hash[slot]
-        for row in (self._outcome[slot] == outcome).nonzero()[0].tolist():
-            if int(hashes[row]) != prefix_hash:
+        outcomes, hashes = self._outcome_words[slot].tolist(), self._hash_words[slot]
+        row = -1
+        for _ in range(outcomes.count(outcome)):
+            row = outcomes.index(outcome, row + 1)
+            if hashes[row] != prefix_hash:
                 continue
             depth = int(self._depth[slot][row])
             if not 0 <= depth <= self.k:
                 continue
-            tokens = self._tokens[slot][:depth, row].tolist()
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-                continue
-            return Hit(row, depth, tokens)
+            tokens = self._chain(slot, row, depth)
+            if tokens is not None:
+                return Hit(row, depth, tokens)
         return None
+
+    def _chain(self, slot: int, row: int, depth: int) -> list[int] | None:
+        """The first tokens of a row, None if they cannot be token ids."""
+        words = self._token_words[slot]
+        tokens = words[row : depth * self.entries : self.entries].tolist()
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+            return None
+        return tokens

@@ -21,8 +21,8 @@ from ssd_pipe.errors import ConfigError
 
 FIELD = "speculation.synthetic_acceptance"
 
-Cached = Callable[[int, int], list[int]]
-"""(slot, accepted length) -> recovery tokens that would be a hit."""
+Cached = Callable[[int], list[int]]
+"""Accepted length -> recovery tokens that would be a hit."""
 
 
 class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,13 +59,13 @@ class SyntheticOutcomes:
             return None
         return cls(spec.synthetic_acceptance, spec.synthetic_hit_rate)
 
-    def replace(self, outcome: RowOutcome, chain: int, slot: int, cached: Cached) -> RowOutcome:
+    def replace(self, outcome: RowOutcome, chain: int, cached: Cached) -> RowOutcome:
         """What stands for the ``outcome`` of a chain of so many tokens.
 
         Where the cache holds nothing for the accepted length, a hit becomes a miss.
         """
         accepted, hit = self._draw(chain)
-        known = cached(slot, accepted)
+        known = cached(accepted)
         if hit and known:
             return RowOutcome(accepted, self._random.choice(known))
         # Downwards first: what lies below a token id is a token id too.

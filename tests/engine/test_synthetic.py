@@ -13,13 +13,13 @@ from ssd_pipe.errors import ConfigError
 REAL = RowOutcome(0, 7)
 
 
-def known(slot: int, accepted: int) -> list[int]:
+def known(accepted: int) -> list[int]:
     return [7, 8, 9]
 
 
 def test_a_rate_gives_that_acceptance_and_hit_rate() -> None:
     synthetic = SyntheticOutcomes("0.8", 0.6, seed=1)
-    outcomes = [synthetic.replace(REAL, 4, 0, known) for _ in range(4000)]
+    outcomes = [synthetic.replace(REAL, 4, known) for _ in range(4000)]
     mean = sum(o.accepted for o in outcomes) / len(outcomes)
     assert mean == pytest.approx(sum(0.8**j for j in range(1, 5)), abs=0.08)
     hits = sum(o.token in (7, 8, 9) for o in outcomes) / len(outcomes)
@@ -28,15 +28,15 @@ def test_a_rate_gives_that_acceptance_and_hit_rate() -> None:
 
 def test_nothing_cached_is_a_miss_and_keeps_the_real_token() -> None:
     synthetic = SyntheticOutcomes("1", 1.0)
-    assert synthetic.replace(REAL, 3, 0, lambda slot, accepted: []) == RowOutcome(3, 7)
-    assert synthetic.replace(REAL, 0, 0, known).accepted == 0
+    assert synthetic.replace(REAL, 3, lambda accepted: []) == RowOutcome(3, 7)
+    assert synthetic.replace(REAL, 0, known).accepted == 0
 
 
 def test_a_trace_is_replayed_in_turn(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text('{"accepted": [2, 9], "hits": [true, false]}')
     synthetic = SyntheticOutcomes(str(path), 0.0)
-    got = [synthetic.replace(REAL, 4, 0, known) for _ in range(4)]
+    got = [synthetic.replace(REAL, 4, known) for _ in range(4)]
     assert [o.accepted for o in got] == [2, 4, 2, 4]
     assert [o.token in (7, 8, 9) for o in got] == [True, False, True, False]
 

@@ -144,7 +144,8 @@ class LocalPipeline:
         if self.speculator is not None:
             room = {r.request.slot: self.scheduler.chain_room(r.request) for r in step.decoding}
             backups = self.planner.prepare(step, room)
-            plan, handovers = self.planner.plan_draft(step, backups)
+            handovers = self.planner.number_handovers(step, backups)
+            plan = self.planner.plan_draft(step, backups, handovers)
             by_slot = {r.request.slot: r.request for r in step.decoding}
             self.speculator.apply(plan)
 

@@ -1,0 +1,48 @@
+"""The scheduler's side of the frontend: requests in, tokens out."""
+
+from __future__ import annotations
+
+import msgspec
+import zmq
+
+from ipc import sockets
+from ipc.messages import FromScheduler, Rejected, ToScheduler
+from procs.runtime import Runtime
+from ssd_pipe.errors import PeerLost, RequestError
+
+
+class FrontendPort:
+    """Binds both sockets; the frontend may come later."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._requests = sockets.bind(zmq.PULL, runtime.rundir.endpoint("requests"))
+        self._tokens = sockets.bind(zmq.PUSH, runtime.rundir.endpoint("tokens"))
+        self._decoder = msgspec.msgpack.Decoder(ToScheduler)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._poller = zmq.Poller()
+        self._poller.register(self._requests, zmq.POLLIN)
+        self._poller.register(runtime.stopping.fileno(), zmq.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        """Until a message may be there, the stop flag is up, or the time is over."""
+        self._poller.poll(int(seconds * 1000))
+
+    def receive(self) -> ToScheduler | None:
+        """The next message, None if there is none."""
+        try:
+            frame = self._requests.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        message: ToScheduler = self._decoder.decode(frame)
+        return message
+
+    def send(self, message: FromScheduler) -> None:
+        """Raises PeerLost if the frontend has stopped reading."""
+        try:
+            self._tokens.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise PeerLost("the frontend no longer takes tokens") from None
+
+    def reject(self, rid: int, error: RequestError) -> None:
+        """Tell that a request cannot be served (further)."""
+        self.send(Rejected(rid, error.code, str(error), error.field))

@@ -1,0 +1,41 @@
+"""The scheduler's side of the target: plans out to every rank, results back from rank 0."""
+
+from __future__ import annotations
+
+from ipc.channel import TypedReceiver, TypedSender
+from ipc.doorbell import default_spin_us
+from ipc.messages import StepPlan, StepResult
+from procs import channels
+from procs.runtime import Runtime
+from procs.waiting import Waiter
+from ssd_pipe.dimensions import Dimensions
+
+
+class TargetPort:
+    """Opens the channels; the ranks may come later."""
+
+    def __init__(self, runtime: Runtime, sizes: Dimensions, waiter: Waiter) -> None:
+        self._waiter = waiter
+        self._plans = [
+            TypedSender.open(
+                runtime,
+                channels.target_plans(rank),
+                StepPlan,
+                capacity=sizes.target_plan_bytes,
+            )
+            for rank in range(runtime.config.target.tp)
+        ]
+        self._results: TypedReceiver[StepResult] = TypedReceiver.open(
+            runtime, channels.RESULTS, StepResult, spin_us=default_spin_us()
+        )
+
+    def send(self, plan: StepPlan) -> None:
+        """Start a step on every rank."""
+        for rank in self._plans:
+            rank.send(plan)
+
+    def result(self, step: int) -> StepResult | None:
+        """What step number ``step`` gave; None when told to stop. Raises PeerLost."""
+        return self._waiter.message(
+            self._results, "step result from target-0", lambda result: result.step == step
+        )

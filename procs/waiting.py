@@ -1,0 +1,49 @@
+"""Waiting for a peer that may die meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ipc.channel import TypedReceiver
+from procs.hub import Hub
+from procs.runtime import Runtime
+from ssd_pipe.errors import PeerLost
+
+PEER_POLL = 0.1  # seconds between looks at the peers
+STUCK = 120.0  # seconds one wait may take
+
+T = TypeVar("T")
+
+
+class Waiter:
+    """The scheduler's waits: each ends with the message, with the stop flag, or with PeerLost."""
+
+    def __init__(self, runtime: Runtime, hub: Hub) -> None:
+        self._runtime = runtime
+        self._hub = hub
+
+    def message(self, receiver: TypedReceiver[T], what: str, done: Callable[[T], bool]) -> T | None:
+        """Messages until ``done`` likes one; None when told to stop.
+
+        Raises PeerLost if a process of the group is gone, or if ``what`` does not come in time.
+        """
+        deadline = time.monotonic() + STUCK
+        while not self._runtime.stopping.is_set():
+            message = receiver.recv(PEER_POLL)
+            self._runtime.alive()
+            if message is not None:
+                if done(message):
+                    return message
+                continue
+            self._hub.raise_lost()
+            if time.monotonic() > deadline:
+                raise PeerLost(f"no {what} within {STUCK:.0f} s")
+        return None
+
+    def goes_on(self, started: float) -> bool:
+        """Whether a wait begun at ``started`` (monotonic seconds) is to go on. Raises PeerLost."""
+        self._runtime.alive()
+        self._hub.raise_lost()
+        return not self._runtime.stopping.is_set() and time.monotonic() < started + STUCK
