@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,8 +16,6 @@ from ssd_pipe.errors import SsdPipeError
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.relay import Relay
 from ssd_pipe.supervisor import Supervisor
-
-LIGHT_PROCESSES = ("frontend", "scheduler")
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -74,17 +71,11 @@ class Engine(Protocol):
 
 
 class PipelineEngine:
-    """Our pipeline with ``config``, in processes of its own.
+    """Our pipeline with ``config``, in processes of its own."""
 
-    Args:
-        host_cpus: cores that frontend and scheduler, which do no arithmetic, are kept on; empty
-            leaves them to the operating system.
-    """
-
-    def __init__(self, name: str, config: PipelineConfig, host_cpus: Sequence[int] = ()) -> None:
+    def __init__(self, name: str, config: PipelineConfig) -> None:
         self.name = name
         self.facts = Facts()
-        self._host_cpus = list(host_cpus)
         self._supervisor = Supervisor(config, sink=Relay("warning"))
         self._client: Client | None = None
 
@@ -94,9 +85,6 @@ class PipelineEngine:
     def wait_ready(self) -> None:
         supervisor = self._supervisor
         supervisor.wait_ready()
-        for name, pid in supervisor.pids.items():
-            if self._host_cpus and name in LIGHT_PROCESSES:
-                pin_process(pid, self._host_cpus)
         self._client = Client(supervisor.endpoint, timeout=120.0)
         loaded = read_loaded(supervisor.log_dir)
         weights = [int(f.get("weight_bytes", 0)) for n, f in loaded.items() if "target" in n]
@@ -105,7 +93,6 @@ class PipelineEngine:
             settings={
                 "engine": "ssd-pipe",
                 "config": msgspec.to_builtins(supervisor.config),
-                "host_cpus": self._host_cpus,
                 "loaded": loaded,
                 "log_dir": str(supervisor.log_dir),
             },
@@ -175,10 +162,3 @@ def read_loaded(log_dir: Path) -> dict[str, dict[str, Any]]:
                     keep = ("backend", "weight_bytes", "kv_blocks", "threads")
                     loaded[path.stem] = {k: fields[k] for k in keep if k in fields}
     return loaded
-
-
-def pin_process(pid: int, cpus: Sequence[int]) -> None:
-    """Keep every thread of a process on ``cpus``; threads it makes later inherit that."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(ProcessLookupError):
-            os.sched_setaffinity(int(task.name), cpus)

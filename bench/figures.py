@@ -74,6 +74,17 @@ def indexed(counters: Mapping[str, float], name: str) -> list[float]:
     return values
 
 
+def histogram_median(counts: Sequence[float], width: float) -> float | None:
+    """Median of values counted in bins of ``width`` from 0 on, linear within its bin."""
+    half = sum(counts) / 2
+    below = 0.0
+    for i, count in enumerate(counts):
+        if count and below + count >= half:
+            return (i + (half - below) / count) * width
+        below += count
+    return None
+
+
 def acceptance_by_position(
     accepted_at: Sequence[float], judged_at: Sequence[float]
 ) -> list[float | None]:

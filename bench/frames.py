@@ -3,9 +3,8 @@
 Frame "a" is the paper's: equal target hardware. AR and SD have one core, on which target and draft
 take turns; SSD has the same core for the target and one more for the draft. transformers, which has
 target, draft and its own bookkeeping in one process, gets that first core. Our frontend and
-scheduler do no arithmetic; the operating system places them, in every mode alike, unless
-``host_cpus`` says otherwise. In SSD they then share two busy cores, which is to SSD's
-disadvantage, never to its advantage.
+scheduler do no arithmetic; they run on the second core in every mode alike (``host_cpus`` says
+otherwise), which in SSD they share with the draft.
 
 Frame "b" gives every engine all cores and nothing is pinned.
 """
@@ -33,10 +32,11 @@ TITLES = {
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one engine computes; empty ``cpus`` = anywhere."""
+    """Where one engine computes, ``host_cpus`` is for what does not; empty = anywhere."""
 
     threads: int
     cpus: list[int] = []
+    host_cpus: list[int] = []
     draft_threads: int = 1
     draft_cpus: list[int] = []
 
@@ -47,8 +47,9 @@ def layouts(frame: str) -> dict[str, Layout]:
     if frame == "a":
         if len(cores) < 2:
             raise ConfigError("--frames", "frame a needs two cores, one is available here")
-        alone = Layout(threads=1, cpus=cores[:1], draft_threads=1, draft_cpus=cores[:1])
-        apart = Layout(threads=1, cpus=cores[:1], draft_threads=1, draft_cpus=cores[1:2])
+        first, second = cores[:1], cores[1:2]
+        alone = Layout(threads=1, cpus=first, draft_cpus=first, host_cpus=second)
+        apart = Layout(threads=1, cpus=first, draft_cpus=second, host_cpus=second)
         return {
             "ar": alone,
             "sd": alone,
@@ -93,7 +94,7 @@ def build(
                 )
             )
         else:
-            engines.append(PipelineEngine(name, placed(base, mode_of(name), layout), host_cpus))
+            engines.append(PipelineEngine(name, placed(base, mode_of(name), layout, host_cpus)))
     return engines
 
 
@@ -103,12 +104,15 @@ def mode_of(engine: str) -> Mode:
     return modes[engine.partition("-")[0]]
 
 
-def placed(base: PipelineConfig, mode: Mode, layout: Layout) -> PipelineConfig:
-    """``base`` in ``mode`` on the cores of ``layout``."""
+def placed(
+    base: PipelineConfig, mode: Mode, layout: Layout, host_cpus: Sequence[int] = ()
+) -> PipelineConfig:
+    """``base`` in ``mode`` on the cores of ``layout``; ``host_cpus``, if any, go before its own."""
     change: Callable[..., Any] = msgspec.structs.replace
     return change(
         base,
         mode=mode,
         target=change(base.target, threads=layout.threads, cpus=layout.cpus),
         draft=change(base.draft, threads=layout.draft_threads, cpus=layout.draft_cpus),
+        run=change(base.run, cpus=list(host_cpus) or layout.host_cpus),
     )

@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_integers,
         default=[],
         metavar="LIST",
-        help="cores for frontend and scheduler in the frames (the operating system places them)",
+        help="cores for frontend and scheduler in the frames (a: the second, b: any)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="results file (JSON)")
     return parser

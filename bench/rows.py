@@ -10,6 +10,7 @@ import msgspec
 from bench import figures as st
 from bench.bandwidth import Bandwidth
 from bench.compare import Sample
+from ssd_pipe.engine.round_times import OVERHEAD_BIN
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -29,7 +30,7 @@ class Row(msgspec.Struct, kw_only=True):
         draft_busy, draft_exposed, draft_hidden: draft work a round, what the target waited for of
             it, and the rest.
         overhead: gap between two target steps a round, waits for the draft left out: scheduler,
-            messages, cache query.
+            messages, cache query. ``overhead`` is the mean, ``overhead_median`` the median.
         judge: what a target step does after its last layer: output head, sampling, verification.
         mb_per_token: target weights read per token.
         gb_s: target weights read per second of decoding; ``copy_share`` and ``read_share`` are
@@ -59,6 +60,7 @@ class Row(msgspec.Struct, kw_only=True):
     draft_hidden: float | None = None
     draft_exposed: float | None = None
     overhead: float | None = None
+    overhead_median: float | None = None
     judge: float | None = None
     mb_per_token: float | None = None
     gb_s: float | None = None
@@ -119,6 +121,9 @@ def _add_counted(row: Row, counters: dict[str, float], rounds: int) -> None:
         return
     row.counters = counters
     row.overhead = _ms(st.ratio(counters["overhead_seconds"], counters["overhead_rounds"]))
+    row.overhead_median = _ms(
+        st.histogram_median(st.indexed(counters, "overhead_at"), OVERHEAD_BIN)
+    )
     judging = counters["verify_seconds"] - counters["forward_seconds"]
     row.judge = _ms(st.ratio(judging, counters["steps"]))
     if not counters["rounds"]:

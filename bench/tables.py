@@ -57,7 +57,7 @@ def speculation_table(rows: Sequence[Row]) -> Table | None:
     table = _table(
         "", ["engine", "accepted", "by position", "hit rate", "by k", "draft ms/round", "hidden"]
     )
-    for name in ("exposed", "overhead ms", "head+judge ms"):
+    for name in ("exposed", "overhead ms", "median", "head+judge ms"):
         table.add_column(name, justify="right")
     for row in counted:
         table.add_row(
@@ -70,6 +70,7 @@ def speculation_table(rows: Sequence[Row]) -> Table | None:
             number(row.draft_hidden),
             number(row.draft_exposed),
             number(row.overhead, 2),
+            number(row.overhead_median, 2),
             number(row.judge, 2),
         )
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
@@ -55,16 +55,22 @@ class DraftPort:
     # ------------------------------------------------------------ waiting
 
     def backups(
-        self, planner: RoundPlanner, waiting: Mapping[int, Request], backups: Mapping[int, int]
+        self,
+        planner: RoundPlanner,
+        waiting: Mapping[int, Request],
+        backups: Mapping[int, int],
+        meanwhile: Callable[[], None],
     ) -> bool:
         """Wait for the chains the current draft round makes just in time; False when stopping.
 
         Args:
             waiting: requests by slot.
             backups: tokens asked for, by slot.
+            meanwhile: what can be done while the draft works.
         """
         pending = set(backups)
         started = time.monotonic()
+        meanwhile()
 
         def take(notice: DraftNotice) -> bool:
             if isinstance(notice, DraftTimes):

@@ -23,10 +23,11 @@ from ipc.rundir import RunDir
 from procs.hub_link import HubLink
 from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe import logs
-from ssd_pipe.config import ModelSection, PipelineConfig
+from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ConfigError, PeerLost, SsdPipeError
-from ssd_pipe.threads import thread_count, thread_environment
+from ssd_pipe.threads import process_cores, thread_count, thread_environment
 
+DRAFT_NICENESS = 5
 HUB_ROLE = "scheduler"
 SUPERVISOR_VARIABLE = "SSD_SUPERVISOR_PID"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -238,21 +239,25 @@ def _die_with_supervisor(stopping: StopFlag) -> None:
 
 def _take_cores(role: str, config: PipelineConfig) -> int:
     """Pin this process as configured; returns its thread count. Raises ConfigError."""
-    sections: dict[str, ModelSection] = {"target": config.target, "draft": config.draft}
-    section = sections.get(role)
     # Counted before pinning: a share of the machine's cores, not of this process's own.
     threads = thread_count(config, role)
+    cores = process_cores(config, role)
     os.environ.update(thread_environment(config, role))
-    if section is not None and section.cpus:
+    if cores:
         try:
-            os.sched_setaffinity(0, section.cpus)
+            os.sched_setaffinity(0, cores)
         except OSError:
-            cores = sorted(os.sched_getaffinity(0))
+            section = role if role in ("target", "draft") else "run"
+            there = sorted(os.sched_getaffinity(0))
             raise ConfigError(
-                f"{role}.cpus", f"none of {section.cpus} is available here, these are: {cores}"
+                f"{section}.cpus", f"none of {cores} is available here, these are: {there}"
             ) from None
+        if role == "draft" and cores == process_cores(config, HUB_ROLE):
+            # It works all the time; whoever wakes up on its core has little to do and a target
+            # that waits for it.
+            os.nice(DRAFT_NICENESS)
     # Imported before, torch has read the environment already.
     torch = sys.modules.get("torch")
-    if torch is not None and section is not None:
+    if torch is not None and role in ("target", "draft"):
         torch.set_num_threads(threads)
     return threads

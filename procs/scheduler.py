@@ -26,6 +26,7 @@ from ipc.messages import (
     StatsRequest,
     StepResult,
     TokensOut,
+    ToScheduler,
 )
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
@@ -92,11 +93,15 @@ def _scheduler(config: PipelineConfig, sizes: Dimensions, blocks: int) -> Schedu
 
 @dataclass(slots=True)
 class _Told:
-    """What a round has to tell while the next one runs: its tokens and its log line."""
+    """What a round has to tell while the next one runs: its tokens, its times, its log line.
+
+    ``width``: tokens a row where all rows were decoding, else 0.
+    """
 
     step: int
     plan: int
     result: StepResult
+    width: int
     queried_ns: int
     emissions: list[Emission]
     rows: list[dict[str, object]]
@@ -125,6 +130,7 @@ class _Loop:
         self._synthetic = SyntheticOutcomes.of(runtime.config.speculation)
         if self._synthetic is not None:
             runtime.log.warning("synthetic acceptance: the text means nothing")
+        self._arrived: list[ToScheduler] = []
         self._untold: _Told | None = None
         self._finished_requests = 0
         self._output_tokens = 0
@@ -142,6 +148,7 @@ class _Loop:
                 self._times.idle()
                 self._flush_drops()
                 self._frontend.wait(IDLE_POLL)
+                self._receive()
             self._take_requests()
             if self._scheduler.has_work:
                 self._round()
@@ -157,6 +164,8 @@ class _Loop:
         if result is None:
             return  # told to stop
         chains = {row.request.slot: len(row.request.chain) for row in step.decoding}
+        fed = sum(row.count for row in step.rows) + sum(chains.values())
+        self._times.step(result, fed)
         slots = [row.request.slot for row in step.sampled]
         emissions = self._scheduler.apply(step, self._outcomes(step, result, chains))
         for slot, emission in zip(slots, emissions, strict=True):
@@ -178,7 +187,11 @@ class _Loop:
             }
             for e in emissions
         ]
-        self._untold = _Told(step.number, self._planner.round, result, queried, emissions, rows)
+        # From a step that was all decoding one learns how long a verification takes.
+        width = fed // len(step.rows) if len(chains) == len(step.rows) else 0
+        self._untold = _Told(
+            step.number, self._planner.round, result, width, queried, emissions, rows
+        )
         if not self._scheduler.has_work:
             self._tell()
 
@@ -194,8 +207,7 @@ class _Loop:
             handovers = planner.number_handovers(step, backups)
             if backups:
                 draft.send(planner.plan_draft(step, backups, handovers))
-                self._tell()
-                if not draft.backups(planner, decoding, backups):
+                if not draft.backups(planner, decoding, backups, self._tell):
                     return None
                 self._target.send(step.to_plan(handovers))
             else:
@@ -204,19 +216,8 @@ class _Loop:
         self._tell()
         if draft is not None:
             draft.drain(planner)
-        result = self._target.result(step.number)
-        if result is not None:
-            self._learn(step, result)
-        return result
-
-    def _learn(self, step: Step, result: StepResult) -> None:
-        tokens = sum(row.count for row in step.rows) + sum(
-            len(row.request.chain) for row in step.decoding
-        )
-        self._times.step(result, tokens)
-        if all(row.decoding for row in step.rows):
-            seconds = (result.finished_ns - result.started_ns) * 1e-9
-            self._planner.times.observe_verify(tokens // len(step.rows), seconds)
+        self._receive()
+        return self._target.result(step.number)
 
     def _outcomes(self, step: Step, result: StepResult, chains: dict[int, int]) -> list[RowOutcome]:
         """The step's outcomes, or what replays others in their place."""
@@ -237,9 +238,18 @@ class _Loop:
 
     # ------------------------------------------------------------ requests
 
-    def _take_requests(self) -> None:
+    def _receive(self) -> None:
+        """Fetch what the frontend has sent; a socket is looked at while the target computes, since
+        between two steps even that is felt."""
         while (message := self._frontend.receive()) is not None:
-            self._tell()  # what is known of a request goes before what ends it
+            self._arrived.append(message)
+
+    def _take_requests(self) -> None:
+        if not self._arrived:
+            return
+        arrived, self._arrived = self._arrived, []
+        self._tell()  # what is known of a request goes before what ends it
+        for message in arrived:
             if isinstance(message, AddRequest):
                 self._add(message)
             elif isinstance(message, AbortRequest):
@@ -278,18 +288,22 @@ class _Loop:
     # ------------------------------------------------------------ telling
 
     def _tell(self) -> None:
-        """Send the last round's tokens and log it, once."""
+        """Send the last round's tokens, learn its times and log it, once."""
         told, self._untold = self._untold, None
         if told is None:
             return
+        result = told.result
         for emission in told.emissions:
-            self._send_tokens(emission, told.result.finished_ns)
+            self._send_tokens(emission, result.finished_ns)
+        if told.width:
+            seconds = (result.finished_ns - result.started_ns) * 1e-9
+            self._planner.times.observe_verify(told.width, seconds)
         self._runtime.log.info(
             "round",
             step=told.step,
             plan=told.plan,
-            start=told.result.started_ns,
-            end=told.result.finished_ns,
+            start=result.started_ns,
+            end=result.finished_ns,
             query=told.queried_ns,
             rows=told.rows,
         )
@@ -337,14 +351,12 @@ class _Loop:
             "finished_requests": self._finished_requests,
             "output_tokens": self._output_tokens,
         }
-        values |= {
-            name: value
-            for name, value in msgspec.structs.asdict(self._times).items()
-            if not name.startswith("_")
-        }
-        for name, value in msgspec.structs.asdict(self._planner.counters).items():
+        totals = msgspec.structs.asdict(self._times) | msgspec.structs.asdict(
+            self._planner.counters
+        )
+        for name, value in totals.items():
             if isinstance(value, list):
                 values |= {f"{name}_{i}": v for i, v in enumerate(value)}
-            else:
+            elif not name.startswith("_"):
                 values[name] = value
         return values

@@ -155,6 +155,7 @@ class RunSection(Section, frozen=True, kw_only=True):
         log_dir: parent of this run's log folder; empty = the user's state folder.
         endpoint: public ZeroMQ address; empty = a socket in the run directory.
         transport: "auto" probes; "shm" or "zmq" forces one for the hot path.
+        cpus: cores of the processes that do no arithmetic; empty = see threads.process_cores.
         ready_timeout: seconds the group may take to become ready.
         beat_timeout: seconds without a heartbeat after which a process counts as stuck.
         grace: seconds between TERM and KILL.
@@ -166,6 +167,7 @@ class RunSection(Section, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     endpoint: str = ""
     transport: Literal["auto", "shm", "zmq"] = "auto"
+    cpus: list[int] = []
     ready_timeout: float = 300.0
     beat_timeout: float = 10.0
     grace: float = 5.0
@@ -261,8 +263,13 @@ def _check_ranges(config: PipelineConfig) -> None:
             raise ConfigError(f"{name}.load_format", f"{section.model} has no weight files")
         if not section.model:
             raise ConfigError(f"{name}.model", "must not be empty")
-        if any(c < 0 for c in section.cpus):
-            raise ConfigError(f"{name}.cpus", f"core numbers must be >= 0, got {section.cpus}")
+    for name, cpus in (
+        ("target", config.target.cpus),
+        ("draft", config.draft.cpus),
+        ("run", config.run.cpus),
+    ):
+        if any(core < 0 for core in cpus):
+            raise ConfigError(f"{name}.cpus", f"core numbers must be >= 0, got {cpus}")
     within("speculation.k", spec.k, 1, MAX_K)
     fan_out_counts(spec.fan_out, spec.k)
     if spec.fan_out_miss is not None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from ssd_pipe.config import ModelSection, PipelineConfig
 from ssd_pipe.errors import ConfigError
 
 SPIN_COUNT = "2000"
+GPU_DEVICE = "/dev/nvidiactl"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -19,12 +22,47 @@ def available_cores() -> list[int]:
 def check_cpus(config: PipelineConfig) -> None:
     """Raise ConfigError for a core that is asked for and not available here."""
     cores = available_cores()
-    for name, section in (("target", config.target), ("draft", config.draft)):
-        missing = [core for core in section.cpus if core not in cores]
+    asked = {"target": config.target.cpus, "draft": config.draft.cpus, "run": config.run.cpus}
+    for name, cpus in asked.items():
+        missing = [core for core in cpus if core not in cores]
         if missing:
             raise ConfigError(
                 f"{name}.cpus", f"core {missing[0]} is not available here, these are: {cores}"
             )
+
+
+def process_cores(
+    config: PipelineConfig, role: str, cores: Sequence[int] | None = None
+) -> list[int]:
+    """Cores that a process of ``role`` keeps to, empty = any of ``cores`` (None: available here).
+
+    The settings ``cpus`` decide where they say something. Otherwise, in ssd on a CPU, where target
+    and draft compute at once and leave no core over, each gets cores of its own, and the processes
+    that do no arithmetic go with the draft: they are busiest when a verification has ended, and on
+    the target's core they would stand in the way of the next one.
+    """
+    cores = available_cores() if cores is None else list(cores)
+    sections: dict[str, ModelSection] = {"target": config.target, "draft": config.draft}
+    own = sections[role].cpus if role in sections else config.run.cpus
+    if own or config.mode != "ssd" or not _computes_here(config):
+        return own
+    target = config.target.cpus
+    drafting = config.draft.cpus
+    if not target and not drafting:
+        wanted = thread_count(config, "target", len(cores)) * config.target.tp
+        beside = thread_count(config, "draft", len(cores))
+        if wanted + beside != len(cores):
+            return []  # the operating system has room to move, or none to keep apart
+        target, drafting = cores[:wanted], cores[wanted:]
+    elif set(target) & set(drafting) or set(target) | set(drafting) != set(cores):
+        return []
+    return target if role == "target" else drafting
+
+
+def _computes_here(config: PipelineConfig) -> bool:
+    """Whether the models run on CPU cores."""
+    devices = {config.target.device, config.draft.device}
+    return devices == {"cpu"} or (devices <= {"cpu", "auto"} and not Path(GPU_DEVICE).exists())
 
 
 def thread_count(config: PipelineConfig, role: str, cores: int | None = None) -> int:

@@ -18,7 +18,13 @@ from ssd_pipe.config_load import (
 )
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import MIB, shared_bytes
-from ssd_pipe.threads import SPIN_COUNT, THREAD_VARIABLES, thread_count, thread_environment
+from ssd_pipe.threads import (
+    SPIN_COUNT,
+    THREAD_VARIABLES,
+    process_cores,
+    thread_count,
+    thread_environment,
+)
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -174,3 +180,24 @@ def test_footprint_grows_by_the_handover_of_the_rejection_rule_only() -> None:
     alone = load(None, {"mode": "ar", "speculation.rule": "rejection"})
     assert shared_bytes(alone, vocab) < plain
     assert plain % MIB == 0
+
+
+def test_in_ssd_the_target_keeps_its_cores_to_itself() -> None:
+    config = load(None, {"mode": "ssd", "target.device": "cpu", "draft.device": "cpu"})
+    roles = ("target", "draft", "scheduler", "frontend")
+    assert [process_cores(config, r, [2, 5]) for r in roles] == [[2], [5], [5], [5]]
+    assert [process_cores(config, r, range(8))[:1] for r in roles] == [[0], [6], [6], [6]]
+    alone = load(None, {"mode": "ar", "target.device": "cpu"})
+    assert [process_cores(alone, r, [0, 1]) for r in roles] == [[], [], [], []]
+    gpu = load(None, {"mode": "ssd", "target.device": "cuda:0", "draft.device": "cuda:1"})
+    assert [process_cores(gpu, r, [0, 1]) for r in roles] == [[], [], [], []]
+
+
+def test_cores_the_user_names_decide() -> None:
+    devices = {"target.device": "cpu", "draft.device": "cpu"}
+    apart = load(None, {"target.cpus": [1], "draft.cpus": [0], **devices})
+    assert process_cores(apart, "target", [0, 1]) == [1]
+    assert process_cores(apart, "scheduler", [0, 1]) == [0]
+    assert process_cores(apart, "scheduler", [0, 1, 2]) == []  # there is a core to spare
+    told = load(None, {"target.cpus": [1], "draft.cpus": [0], "run.cpus": [1], **devices})
+    assert process_cores(told, "frontend", [0, 1]) == [1]

@@ -24,7 +24,12 @@ from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection, branch_budget, fan_out_counts
-from ssd_pipe.drafting.candidates import TOP_CANDIDATES, Calibration, ChainScores
+from ssd_pipe.drafting.candidates import (
+    TOP_CANDIDATES,
+    AcceptanceCurve,
+    Calibration,
+    ChainScores,
+)
 from ssd_pipe.drafting.tree import BranchBatches, Branches, Tree
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.engine import fanout
@@ -34,6 +39,7 @@ from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.grammar import Grammars
+from ssd_pipe.sampling.noise import ACCEPT, round_stream, row_keys, uniforms
 from ssd_pipe.sampling.processors import Place, SequenceRules, chain_places, processed
 from ssd_pipe.sampling.shared_noise import choose_from
 
@@ -98,6 +104,7 @@ class Speculator:
             True: Calibration(GREEDY_TAU),
             False: Calibration(SAMPLED_TAU),
         }
+        self._curve = AcceptanceCurve()
         hit = fan_out_counts(spec.fan_out, spec.k)
         miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
         self._counts = {False: hit, True: miss}
@@ -149,6 +156,8 @@ class Speculator:
         """Calibrate on the outcomes told of since the last time."""
         for greedy, scores, k, token in self._lessons:
             self._calibration[greedy].observe(scores.likelihoods(k, token))
+            if scores.tests is not None:
+                self._curve.observe(scores.tests, k)
         self._lessons.clear()
 
     # ------------------------------------------------------------ a round
@@ -302,7 +311,11 @@ class Speculator:
             span = slice(first_row, first_row + len(chain) + 1)
             first_row += len(chain) + 1
             candidates = ChainScores(
-                tokens_np[span], scores_np[span], chain, chain_scores[span][: len(chain)]
+                tokens_np[span],
+                scores_np[span],
+                chain,
+                chain_scores[span][: len(chain)],
+                self._tests(row, len(chain)),
             )
             outcomes = self._select(self._trunks[row.slot], row, candidates)
             self._asked[row.slot] = candidates
@@ -313,10 +326,19 @@ class Speculator:
             self._cache.begin_round(row.slot, entries, goals)
         self._tree = tree
 
+    def _tests(self, row: DraftRow, length: int) -> np.ndarray | None:
+        """Uniforms float64 [length] that will test a chain drawn from the draft; None without."""
+        if not row.handover or not length:
+            return None
+        trunk = self._trunks[row.slot]
+        offsets = np.arange(length)
+        streams = round_stream(ACCEPT, offsets)
+        return uniforms(row_keys([trunk.key.seed], len(trunk.tokens) + offsets, streams))
+
     def _select(self, trunk: Trunk, row: DraftRow, scores: ChainScores) -> list[tuple[int, int]]:
         counts = self._counts[row.after_miss]
         tau = self._calibration[trunk.key.temperature == 0].tau
-        accept, weights = scores.weights(tau)
+        accept, weights = scores.weights(tau, self._curve)
         length = len(scores.chain)
         exclude = np.append(np.array(scores.chain, np.int64), -1)[:, None]
         tokens = np.where(scores.tokens == exclude, -1, scores.tokens)

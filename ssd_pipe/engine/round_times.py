@@ -6,18 +6,24 @@ import msgspec
 
 from ipc.messages import StepResult
 
+OVERHEAD_BIN = 100e-6  # seconds
+OVERHEAD_BINS = 40
+
 
 class RoundTimes(msgspec.Struct):
     """Where the time of rounds went, seconds since start.
 
     ``overhead`` is what lies between two verifications (scheduler, messages, cache query) without
-    the waits for the draft; rounds that follow an idle spell are not counted in it.
+    the waits for the draft; rounds that follow an idle spell are not counted in it. A mean says
+    what it costs in all; ``overhead_at``, how many rounds had how many times OVERHEAD_BIN of it
+    (the last: more), says what a round costs that nothing else on the machine got in the way of.
     """
 
     verify_seconds: float = 0.0
     forward_seconds: float = 0.0
     overhead_seconds: float = 0.0
     overhead_rounds: int = 0
+    overhead_at: list[int] = msgspec.field(default_factory=lambda: [0] * OVERHEAD_BINS)
     backup_wait_seconds: float = 0.0
     depth_wait_seconds: float = 0.0
     draft_busy_seconds: float = 0.0
@@ -43,7 +49,9 @@ class RoundTimes(msgspec.Struct):
         self.forward_seconds += (result.forward_ns - result.started_ns) * 1e-9
         if self._last_end_ns:
             gap = (result.started_ns - self._last_end_ns) * 1e-9 - self._waited
-            self.overhead_seconds += max(0.0, gap)
+            gap = max(0.0, gap)
+            self.overhead_seconds += gap
             self.overhead_rounds += 1
+            self.overhead_at[min(int(gap / OVERHEAD_BIN), OVERHEAD_BINS - 1)] += 1
         self._last_end_ns = result.finished_ns
         self._waited = 0.0

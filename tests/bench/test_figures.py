@@ -62,6 +62,12 @@ def test_a_chain_that_ended_is_no_refusal() -> None:
     assert figures.acceptance_by_position([0, 9, 1], [10, 4]) == [1.0, 0.25]
 
 
+def test_a_histogram_gives_its_median_within_a_bin() -> None:
+    assert st.histogram_median([0, 2, 2, 0], 0.5) == pytest.approx(1.0)
+    assert st.histogram_median([1, 0, 4, 1], 1.0) == pytest.approx(2.5)
+    assert st.histogram_median([0, 0], 1.0) is None
+
+
 def test_shares_of_nothing_are_none() -> None:
     assert figures.shares([3, 0], [1, 0]) == [0.75, None]
     assert figures.median([]) is None
@@ -128,6 +134,8 @@ def test_draft_time_is_hidden_unless_the_target_waited_for_it() -> None:
     counters = {
         "overhead_seconds": 0.004,
         "overhead_rounds": 4,
+        "overhead_at_0": 0,
+        "overhead_at_1": 4,
         "verify_seconds": 1.0,
         "forward_seconds": 0.9,
         "steps": 10,
@@ -145,6 +153,7 @@ def test_draft_time_is_hidden_unless_the_target_waited_for_it() -> None:
     }
     row = make_row([sample("ssd", 0, 20.0, **counters)], 0, None)
     assert row.overhead == pytest.approx(1.0)
+    assert row.overhead_median == pytest.approx(0.15)
     assert row.judge == pytest.approx(10.0)
     assert row.accepted_mean == 3
     assert row.acceptance == [0.8, 1.0]

@@ -23,5 +23,6 @@ def test_gaps_count_without_the_waits_for_the_draft_and_without_idle_spells() ->
     times.step(result(500, 510), 1)
     assert times.overhead_rounds == 2
     assert times.overhead_seconds == pytest.approx(0.002)
+    assert times.overhead_at[10] == 2  # both of 1.0 to 1.1 ms
     assert times.verify_seconds == pytest.approx(0.034)
     assert (times.steps, times.tokens_fed) == (4, 19)
