@@ -28,6 +28,7 @@ from models.registry import load_model
 from models.transformer import Transformer
 from procs import channels
 from procs.placement import kv_blocks, place, spin_us
+from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
@@ -48,8 +49,9 @@ PLAN_SECONDS = 1e-3  # what its next plan may take then
 def run(runtime: Runtime) -> None:
     """Body of the process "draft"."""
     worker = _Worker(runtime, dimensions(runtime.config))
-    runtime.ready({"vocab_size": worker.sizes.vocab_size})
-    worker.serve()
+    with StepProfiler(runtime) as profiler:
+        runtime.ready({"vocab_size": worker.sizes.vocab_size})
+        worker.serve(profiler)
 
 
 class _Worker:
@@ -118,7 +120,7 @@ class _Worker:
             threads=torch.get_num_threads(),
         )
 
-    def serve(self) -> None:
+    def serve(self, profiler: StepProfiler) -> None:
         plan: DraftPlan | None = None
         lagging = False
         while not self._runtime.stopping.is_set():
@@ -132,7 +134,8 @@ class _Worker:
             waiting = self._plans.recv(0)
             self._speculator.apply(plan)
             if waiting is None:
-                waiting = self._round(plan)
+                with profiler.step(f"draft {plan.round}"):
+                    waiting = self._round(plan)
             plan = waiting
 
     def _round(self, plan: DraftPlan) -> DraftPlan | None:

@@ -91,10 +91,13 @@ class DraftPort:
             planner.times.observe("backup_step", seconds / max(backups.values()))
         return True
 
-    def depth(self, planner: RoundPlanner, request: Request, batch: int) -> None:
-        """Let a hit grow while that pays."""
+    def depth(self, planner: RoundPlanner, request: Request, batch: int) -> int:
+        """Let a hit grow while that pays; returns when the wait was over, 0 if there was none.
+
+        The time is CLOCK_MONOTONIC in ns.
+        """
         if not planner.worth_waiting(request, batch):
-            return
+            return 0
         started = time.monotonic()
         planner.announce_wait(True)
         try:
@@ -107,10 +110,11 @@ class DraftPort:
                             planner.deepen(request)
                             break  # the draft has done what it will do
                 if not self._waiter.goes_on(started):
-                    return
+                    return 0
         finally:
             planner.announce_wait(False)
         self._times.depth_wait_seconds += self._times.waited(time.monotonic() - started)
+        return time.monotonic_ns()
 
     def drain(self, planner: RoundPlanner) -> None:
         """Learn from what the draft has said meanwhile."""

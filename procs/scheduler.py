@@ -95,14 +95,17 @@ def _scheduler(config: PipelineConfig, sizes: Dimensions, blocks: int) -> Schedu
 class _Told:
     """What a round has to tell while the next one runs: its tokens, its times, its log line.
 
-    ``width``: tokens a row where all rows were decoding, else 0.
+    ``width``: tokens a row where all rows were decoding, else 0. ``waited_ns``: end of a wait for
+    the draft, 0 if there was none.
     """
 
     step: int
     plan: int
+    sent_ns: int
     result: StepResult
     width: int
     queried_ns: int
+    waited_ns: int
     emissions: list[Emission]
     rows: list[dict[str, object]]
 
@@ -132,6 +135,7 @@ class _Loop:
             runtime.log.warning("synthetic acceptance: the text means nothing")
         self._arrived: list[ToScheduler] = []
         self._untold: _Told | None = None
+        self._sent_ns = 0
         self._finished_requests = 0
         self._output_tokens = 0
 
@@ -171,10 +175,11 @@ class _Loop:
         for slot, emission in zip(slots, emissions, strict=True):
             self._planner.settle(emission, chains.get(slot, 0))
         queried = time.monotonic_ns()
+        waited = 0
         if self._draft is not None:
             live = [emission.request for emission in emissions if not emission.finish]
             for request in live:
-                self._draft.depth(self._planner, request, len(live))
+                waited = self._draft.depth(self._planner, request, len(live)) or waited
         for emission in emissions:
             self._planner.conclude(emission)
         rows: list[dict[str, object]] = [
@@ -182,7 +187,8 @@ class _Loop:
                 "rid": e.request.rid,
                 "k": e.outcome.accepted,
                 "token": e.outcome.token,
-                "hit": e.request.entry >= 0,
+                # Of an answer that has ended nothing was looked up.
+                "hit": None if e.finish else e.request.entry >= 0,
                 "ready": len(e.request.chain),
             }
             for e in emissions
@@ -190,7 +196,15 @@ class _Loop:
         # From a step that was all decoding one learns how long a verification takes.
         width = fed // len(step.rows) if len(chains) == len(step.rows) else 0
         self._untold = _Told(
-            step.number, self._planner.round, result, width, queried, emissions, rows
+            step.number,
+            self._planner.round,
+            self._sent_ns,
+            result,
+            width,
+            queried,
+            waited,
+            emissions,
+            rows,
         )
         if not self._scheduler.has_work:
             self._tell()
@@ -199,7 +213,7 @@ class _Loop:
         """Have a step done by target and draft; returns its result, None when told to stop."""
         planner, draft = self._planner, self._draft
         if draft is None:
-            self._target.send(step.to_plan({}))
+            self._send_step(step, {})
         else:
             decoding = {row.request.slot: row.request for row in step.decoding}
             room = {slot: self._scheduler.chain_room(r) for slot, r in decoding.items()}
@@ -209,15 +223,20 @@ class _Loop:
                 draft.send(planner.plan_draft(step, backups, handovers))
                 if not draft.backups(planner, decoding, backups, self._tell):
                     return None
-                self._target.send(step.to_plan(handovers))
+                self._send_step(step, handovers)
             else:
-                self._target.send(step.to_plan(handovers))
+                self._send_step(step, handovers)
                 draft.send(planner.plan_draft(step, backups, handovers))
         self._tell()
         if draft is not None:
             draft.drain(planner)
         self._receive()
         return self._target.result(step.number)
+
+    def _send_step(self, step: Step, handovers: dict[int, int]) -> None:
+        plan = step.to_plan(handovers)
+        self._sent_ns = time.monotonic_ns()
+        self._target.send(plan)
 
     def _outcomes(self, step: Step, result: StepResult, chains: dict[int, int]) -> list[RowOutcome]:
         """The step's outcomes, or what replays others in their place."""
@@ -302,9 +321,11 @@ class _Loop:
             "round",
             step=told.step,
             plan=told.plan,
+            sent=told.sent_ns,
             start=result.started_ns,
             end=result.finished_ns,
             query=told.queried_ns,
+            waited=told.waited_ns,
             rows=told.rows,
         )
         if told.step % COLLECT_EVERY == 0:

@@ -20,6 +20,7 @@ from models.registry import load_model
 from models.transformer import Transformer
 from procs import channels
 from procs.placement import kv_blocks, place, spin_us
+from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
@@ -80,6 +81,7 @@ def run(runtime: Runtime) -> None:
         kv_blocks=blocks,
         threads=torch.get_num_threads(),
     )
+    profiler = StepProfiler(runtime)
     runtime.ready(
         {
             "vocab_size": sizes.vocab_size,
@@ -92,11 +94,13 @@ def run(runtime: Runtime) -> None:
             runtime.alive()
             plan = plans.recv(POLL)
             if plan is not None:
-                result = _execute(verifier, plan)
+                with profiler.step(f"verify {plan.step}"):
+                    result = _execute(verifier, plan)
                 if results is not None:
                     results.send(result)
                 _log(plan, result, runtime)
     finally:
+        profiler.close()
         tp.close()
 
 

@@ -24,6 +24,7 @@ FanOut = int | list[int]
 MAX_K = 32
 MAX_FAN_OUT = 64
 MAX_BRANCHES = 256
+MAX_PROFILED = 1000
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,6 +160,8 @@ class RunSection(Section, frozen=True, kw_only=True):
         ready_timeout: seconds the group may take to become ready.
         beat_timeout: seconds without a heartbeat after which a process counts as stuck.
         grace: seconds between TERM and KILL.
+        torch_profiler: target steps and draft rounds, from the first, whose operators and kernels
+            torch.profiler records into the log folder; see ``procs.profiling``.
     """
 
     name: str = ""
@@ -171,6 +174,7 @@ class RunSection(Section, frozen=True, kw_only=True):
     ready_timeout: float = 300.0
     beat_timeout: float = 10.0
     grace: float = 5.0
+    torch_profiler: int = 0
 
 
 class GatewaySection(Section, frozen=True, kw_only=True):
@@ -311,6 +315,7 @@ def _check_ranges(config: PipelineConfig) -> None:
     within("run.ready_timeout", run.ready_timeout, 1, 86400)
     within("run.beat_timeout", run.beat_timeout, 0.5, 3600)
     within("run.grace", run.grace, 0.1, 600)
+    within("run.torch_profiler", run.torch_profiler, 0, MAX_PROFILED)
     if run.name and not all(c.isalnum() or c in "-_." for c in run.name):
         raise ConfigError("run.name", f"letters, digits, '-', '_' and '.' only, got {run.name!r}")
 

@@ -55,6 +55,7 @@ SETTINGS = (
     Setting("--api-key", "gateway.api_key", str, "bearer token of clients; or set SSD_API_KEY"),
     Setting("--log-dir", "run.log_dir", str, "parent of this run's log folder"),
     Setting("--log-level", "run.log_level", str, "debug, info, warning or error"),
+    Setting("--torch-profiler", "run.torch_profiler", int, "record the kernels of so many steps"),
 )
 
 

@@ -1,0 +1,1 @@
+"""From the logs of a run's processes to one time line: tables, traces, pictures. No torch."""
