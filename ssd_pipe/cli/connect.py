@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from ssd_pipe.client import Client
 
 
-def connect(run: str, endpoint: str, shm_dir: str = "") -> Client:
+def connect(run: str, endpoint: str, shm_dir: str = "", timeout: float = 30.0) -> Client:
     """A client of the pipeline that ``--run`` or ``--endpoint`` names, or of the only one.
 
-    Runs are looked for under ``shm_dir``, empty for the default.
+    Runs are looked for under ``shm_dir``, empty for the default. ``timeout`` is the client's.
 
     Raises ResourceError if there is none.
     """
     from ssd_pipe.client import Client
 
-    return Client(endpoint or None, run or None, shm_dir=shm_dir)
+    return Client(endpoint or None, run or None, timeout, shm_dir)

@@ -1,0 +1,1 @@
+"""A running pipeline in figures, for a terminal that looks on. No torch."""
