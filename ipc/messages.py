@@ -103,6 +103,12 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     ``finish_reason`` is set on an answer's last chunk: "stop", "length", or "cancelled".
     ``logprobs``, where asked for, has one entry per token id. ``index`` numbers the answers of a
     request with n > 1.
+
+    How the ids came about: the first ``accepted`` are the draft's, out of a chain of ``drafted``;
+    the one after them, if there is one, is the recovery token, or the bonus token when the whole
+    chain was accepted. With ``drafted`` 0 nothing was speculated. ``accepted_text`` is the number
+    of leading characters of the text that accepted ids gave; a character that several ids make up
+    is of the last of them.
     """
 
     id: str
@@ -112,6 +118,9 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     metrics: RequestMetrics | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     index: int = 0
+    accepted: int = 0
+    drafted: int = 0
+    accepted_text: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", kw_only=True):
@@ -286,8 +295,9 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
 class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     """New tokens of one request, in order; ``finish`` is "", "stop" or "length".
 
-    ``accepted`` of these came from the draft's chain (they are the first ones). ``logprobs``: one
-    per token, or none.
+    ``accepted`` of these came from the draft's chain of ``drafted`` tokens (they are the first
+    ones); the next one, if there is one, is the recovery or bonus token. ``logprobs``: one per
+    token, or none.
     """
 
     rid: int
@@ -296,6 +306,7 @@ class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):
     finish: str = ""
     stats: RequestStats | None = None
     logprobs: list[Logprobs] = []
+    drafted: int = 0
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected", array_like=True):

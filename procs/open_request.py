@@ -15,7 +15,7 @@ from ipc.messages import (
     TokenLogprob,
     TokensOut,
 )
-from ssd_pipe.text.answer import AnswerText
+from ssd_pipe.text.answer import AnswerText, Piece
 
 NS = 1e-9
 
@@ -64,16 +64,22 @@ class OpenRequest:
         self._observe(out)
         # The id that ends an answer belongs to it, its text only if it is asked for.
         silent = out.finish == "stop" and not self.answer.include_stop
-        piece = self.answer.push(out.tokens[:-1] if silent else out.tokens)
+        shown = out.tokens[:-1] if silent else out.tokens
+        # In two parts, so that a client can tell the text of accepted tokens from what follows.
+        lead = self.answer.push(shown[: out.accepted]) if out.accepted else Piece("", 0, False)
+        piece = lead
+        if not lead.stopped:
+            rest = self.answer.push(shown[out.accepted :])
+            piece = Piece(lead.text + rest.text, lead.used + rest.used, rest.stopped)
         text, finish, ids = piece.text, out.finish, tuple(out.tokens)
         if piece.stopped:
             ids = ids[: piece.used]
             self.stopped = not finish
             finish = "stop" if finish else ""
         elif finish:
-            rest = self.answer.finish()
-            text += rest.text
-            finish = "stop" if rest.stopped else finish
+            tail = self.answer.finish()
+            text += tail.text
+            finish = "stop" if tail.stopped else finish
         self.output_tokens += len(ids)
         return Chunk(
             id=self.id,
@@ -86,6 +92,9 @@ class OpenRequest:
                 for token, logprobs in zip(ids, out.logprobs, strict=False)
             ),
             index=self.index,
+            accepted=min(out.accepted, len(ids)),
+            drafted=out.drafted,
+            accepted_text=len(lead.text),
         )
 
     def cancelled(self) -> Chunk:

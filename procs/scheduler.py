@@ -355,6 +355,7 @@ class _Loop:
                 emission.finish,
                 stats,
                 emission.logprobs,
+                emission.drafted,
             )
         )
 

@@ -210,7 +210,7 @@ def test_joining_a_run_with_another_configuration_is_refused(
 
 
 def test_commands_without_a_pipeline_say_so(shm_dir: Path, refused: Refused) -> None:
-    for arguments in (["status"], ["generate", "hello"]):
+    for arguments in (["status"], ["generate", "hello"], ["chat"], ["top", "--once"]):
         line = refused(*arguments, "--run", "no-such-run", status=1)
         assert "no-such-run" in line
         line = refused(*arguments, "--shm-dir", str(shm_dir), status=1)
@@ -286,7 +286,8 @@ def test_debug_shows_the_traceback() -> None:
 def test_help_lists_the_commands() -> None:
     done = ssd_pipe("--help")
     assert done.returncode == 0
-    for name in ("up", "run", "demo", "generate", "chat", "pull", "status", "doctor", "bench"):
+    names = ("up", "run", "demo", "generate", "chat", "pull", "status", "top", "trace", "doctor")
+    for name in (*names, "bench"):
         assert name in done.stdout
 
 

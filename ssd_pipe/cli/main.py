@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ssd_pipe.cli import bench, doctor, pipeline, pull, status, talk, top, trace
+from ssd_pipe.cli import bench, chat, doctor, pipeline, pull, status, talk, top, trace
 from ssd_pipe.errors import ConfigError, SsdPipeError
 
 USAGE_STATUS, FAILED_STATUS, INTERRUPTED_STATUS = 2, 1, 130
@@ -27,7 +27,7 @@ app.command("up")(pipeline.up)
 app.command("run")(pipeline.run)
 app.command("demo")(pipeline.demo)
 app.command("generate")(talk.generate)
-app.command("chat")(talk.chat)
+app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
 app.command("status")(status.status)
 app.command("top")(top.top)

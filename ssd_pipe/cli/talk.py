@@ -1,24 +1,32 @@
-"""``ssd-pipe generate`` and ``chat``: a terminal's end of a running pipeline."""
+"""``ssd-pipe generate``, and how a terminal shows an answer."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Protocol
 
 import typer
 
-from ipc.messages import ChatMessage, RequestMetrics
+from ipc.messages import ChatMessage, Chunk, RequestMetrics
 from ssd_pipe.cli.connect import connect
 from ssd_pipe.cli.options import Endpoint, RunName, ShmDir, sampling_options
-from ssd_pipe.errors import RequestError, SsdPipeError
+from ssd_pipe.errors import SsdPipeError
 from ssd_pipe.params import SamplingParams
-
-if TYPE_CHECKING:
-    from ssd_pipe.client import Client, Stream
 
 INTERRUPTED_STATUS = 130
 Metrics = Annotated[bool, typer.Option("--metrics", help="print the request's numbers after it")]
 System = Annotated[str, typer.Option("--system", help="system message before the first turn")]
+
+
+class AnswerStream(Protocol):
+    """What a stream of either kind of server can do."""
+
+    def __iter__(self) -> Iterator[Chunk]:
+        """Chunks as they come."""
+
+    def cancel(self) -> None:
+        """Ask for the end; the last chunk then says "cancelled"."""
 
 
 @sampling_options
@@ -43,50 +51,17 @@ def generate(
     return INTERRUPTED_STATUS if finish == "cancelled" else 0
 
 
-@sampling_options
-def chat(
-    params: SamplingParams,
-    run: RunName = "",
-    endpoint: Endpoint = "",
-    shm_dir: ShmDir = "",
-    system: System = "",
-    metrics: Metrics = False,
-) -> None:
-    """Talk with a running pipeline. Ctrl-C cancels an answer; /clear forgets, /exit leaves."""
-    history = _opening(system)
-    with connect(run, endpoint, shm_dir) as client:
-        while (line := _read_line()) is not None:
-            if line == "/exit":
-                break
-            if line == "/clear":
-                history = _opening(system)
-                continue
-            if not line:
-                continue
-            history = _turn(client, [*history, ChatMessage("user", line)], params, metrics)
-
-
-def _turn(
-    client: Client, history: list[ChatMessage], params: SamplingParams, metrics: bool
-) -> list[ChatMessage]:
-    """Ask with ``history``, show the answer; returns the history with what is kept of it."""
-    said: list[str] = []
-    try:
-        _, numbers = show(client.chat(history, params), said)
-    except RequestError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return history[:-1]
-    if metrics and numbers is not None:
-        print_metrics(numbers)
-    return [*history, ChatMessage("assistant", "".join(said))]
-
-
-def show(stream: Stream, said: list[str] | None = None) -> tuple[str, RequestMetrics | None]:
+def show(
+    stream: AnswerStream,
+    said: list[str] | None = None,
+    paint: Callable[[Chunk], str] | None = None,
+) -> tuple[str, RequestMetrics | None]:
     """Print an answer as it comes; Ctrl-C cancels it, a second one leaves the program.
 
     Args:
         stream: the answer.
         said: gets the pieces of text.
+        paint: what to print of a chunk; None prints its text.
 
     Returns:
         The finish reason and the request's numbers.
@@ -108,7 +83,7 @@ def show(stream: Stream, said: list[str] | None = None) -> tuple[str, RequestMet
             raise
         if chunk is None:
             break
-        sys.stdout.write(chunk.text)
+        sys.stdout.write(chunk.text if paint is None else paint(chunk))
         sys.stdout.flush()
         line_open = not chunk.text.endswith("\n") if chunk.text else line_open
         if said is not None:
@@ -135,16 +110,3 @@ def print_metrics(numbers: RequestMetrics) -> None:
 def _opening(system: str, text: str = "") -> list[ChatMessage]:
     turns = (("system", system), ("user", text))
     return [ChatMessage(role, content) for role, content in turns if content]
-
-
-def _read_line() -> str | None:
-    """The user's next line, None at the end of input; Ctrl-C drops the line."""
-    if sys.stdin.isatty():
-        import readline  # noqa: F401  (gives input() editing and history)
-    while True:
-        try:
-            return input("> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return None
-        except KeyboardInterrupt:
-            print()

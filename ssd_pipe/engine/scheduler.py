@@ -94,7 +94,7 @@ class Emission:
 
     ``prefix_hash`` is the request's before these tokens: with the outcome, the cache's key.
     ``finish`` is FAILED if the target could not go on; the outcome says why. ``logprobs``: one per
-    token, where asked for.
+    token, where asked for. ``drafted``: length of the chain that was judged.
     """
 
     request: Request
@@ -103,6 +103,7 @@ class Emission:
     outcome: RowOutcome
     prefix_hash: int
     finish: str
+    drafted: int = 0
 
     @property
     def logprobs(self) -> list[Logprobs]:
@@ -282,7 +283,8 @@ class Scheduler:
             self._finish(request)
         else:
             self.blocks.commit(request.table, request.tokens, request.computed)
-        return Emission(request, tokens, min(k, len(tokens)), outcome, before, finish)
+        accepted = min(k, len(tokens))
+        return Emission(request, tokens, accepted, outcome, before, finish, len(chain))
 
     @staticmethod
     def _cut(request: Request, tokens: list[int]) -> tuple[list[int], str]:

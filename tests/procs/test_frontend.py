@@ -185,6 +185,23 @@ def test_no_stop_text_before_min_tokens(run, wire):
     assert (chunk.text, chunk.token_ids) == ("ab", (*a, *b, *a, *b))
 
 
+def test_a_chunk_tells_which_of_its_text_the_draft_gave(run, wire):
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(stop=("END",))))
+    added = run.peer.add()
+    ab, snowman, dog = ids("ab"), ids("☃"), ids("dog")
+    assert len(snowman) > 1
+    for tokens, accepted, drafted, expected in (
+        ([*ab, *snowman], len(ab) + 1, 5, ("ab☃", 2)),  # half a character is not shown yet
+        ([*dog, *ids("E")], len(dog), len(dog), ("dog", 3)),  # nor what may be a stop text
+        (ids("x"), 0, 4, ("Ex", 0)),
+        (ids("END"), len(ids("END")), 5, ("", 0)),
+    ):
+        run.peer.send(TokensOut(added.rid, tokens, accepted, drafted=drafted))
+        chunk = wire.recv()
+        assert (chunk.text, chunk.accepted_text) == expected
+        assert (chunk.accepted, chunk.drafted) == (accepted, drafted)
+
+
 def figures(tokens):
     return [Logprobs(-float(t), 2, [t, 7], [-0.5, -1.5]) for t in tokens]
 

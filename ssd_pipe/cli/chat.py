@@ -1,0 +1,137 @@
+"""``ssd-pipe chat``: talk with a running pipeline, or with any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import AbstractContextManager
+from typing import Annotated, Protocol
+
+import typer
+
+from ipc.messages import ChatMessage
+from ssd_pipe.cli.connect import connect
+from ssd_pipe.cli.line_input import read_message
+from ssd_pipe.cli.options import Endpoint, RunName, ShmDir, sampling_options
+from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
+from ssd_pipe.cli.talk import AnswerStream, Metrics, System, print_metrics, show
+from ssd_pipe.errors import ConfigError, RequestError
+from ssd_pipe.params import SamplingParams
+
+COMMANDS = """\
+/reset          forget the conversation, keep the system message (/clear is the same)
+/system [TEXT]  set the system message from the next turn on; alone: show it
+/exit           leave, as the end of input does (/quit is the same)
+\"\"\"             opens a message of several lines, another one ends it; or end lines with \\"""
+
+
+class Server(Protocol):
+    """Who answers: a pipeline's client, or an OpenAIServer."""
+
+    def chat(self, messages: list[ChatMessage], params: SamplingParams) -> AnswerStream:
+        """Stream the answer to a conversation."""
+
+
+@sampling_options
+def chat(
+    params: SamplingParams,
+    run: RunName = "",
+    endpoint: Endpoint = "",
+    shm_dir: ShmDir = "",
+    system: System = "",
+    metrics: Metrics = False,
+    show_speculation: Annotated[
+        bool,
+        typer.Option("--show-speculation", help="colour accepted, recovery and bonus tokens"),
+    ] = False,
+    url: Annotated[
+        str, typer.Option("--url", help="an OpenAI-compatible server: http://HOST:PORT/v1")
+    ] = "",
+    model: Annotated[
+        str, typer.Option("--model", help="its model; none = the first it lists")
+    ] = "",
+    api_key: Annotated[
+        str, typer.Option("--api-key", help="its key; or set SSD_API_KEY or OPENAI_API_KEY")
+    ] = "",
+) -> None:
+    """Talk with a running pipeline. Ctrl-C stops an answer; /help lists the commands."""
+    if url and (run or endpoint or shm_dir):
+        raise ConfigError("--url", "names a server, --run, --endpoint and --shm-dir a pipeline")
+    if url and show_speculation:
+        raise ConfigError("--show-speculation", "a server at --url does not tell; use --run")
+    if not url and (model or api_key):
+        raise ConfigError("--model" if model else "--api-key", "is for a server at --url")
+    colours = show_speculation and colours_wanted()
+    if colours:
+        print(legend(), file=sys.stderr)
+    with _server(run, endpoint, shm_dir, url, model, api_key) as server:
+        Conversation(server, params, system, metrics, colours).run()
+
+
+def _server(
+    run: str, endpoint: str, shm_dir: str, url: str, model: str, api_key: str
+) -> AbstractContextManager[Server]:
+    if not url:
+        return connect(run, endpoint, shm_dir)
+    from ssd_pipe.openai_server import OpenAIServer
+
+    keys = (api_key, os.environ.get("SSD_API_KEY"), os.environ.get("OPENAI_API_KEY"))
+    return OpenAIServer(url, model, next(filter(None, keys), ""))
+
+
+class Conversation:
+    """The turns so far and how answers are shown."""
+
+    def __init__(
+        self, server: Server, params: SamplingParams, system: str, metrics: bool, colours: bool
+    ) -> None:
+        self._server = server
+        self._params = params
+        self._system = system
+        self._metrics = metrics
+        self._paint = coloured if colours else None
+        self._turns: list[ChatMessage] = []
+
+    def run(self) -> None:
+        """Until the user leaves. Raises PeerLost if the server goes away."""
+        while (said := read_message()) is not None:
+            name, _, rest = said.partition(" ")
+            if name in ("/exit", "/quit"):
+                return
+            if name in ("/reset", "/clear"):
+                self._turns = []
+            elif name == "/system":
+                self._set_system(rest.strip())
+            elif name == "/help":
+                print(COMMANDS)
+            elif re.fullmatch(r"/[a-z]+", said):
+                print(f"error: no command {said}; /help lists them", file=sys.stderr)
+            elif said:
+                self._ask(said)
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = text
+        else:
+            print(self._system or "(no system message)")
+
+    def _ask(self, said: str) -> None:
+        turns = [*self._turns, ChatMessage("user", said)]
+        opening = [ChatMessage("system", self._system)] if self._system else []
+        answer: list[str] = []
+        try:
+            stream = self._server.chat([*opening, *turns], self._params)
+            _, numbers = show(stream, answer, self._paint)
+        except RequestError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return
+        except (
+            KeyboardInterrupt
+        ):  # before there was an answer, or again after its end was asked for
+            print()
+            return
+        if self._metrics and numbers is not None:
+            print_metrics(numbers)
+        if text := "".join(answer):
+            self._turns = [*turns, ChatMessage("assistant", text)]
