@@ -215,4 +215,4 @@ def _refusal(told: Any, status: int, fallback: str) -> RequestError:
     """The server's error object, or what its status says."""
     error = told.get("error") if isinstance(told, dict) else None
     message = error.get("message") if isinstance(error, dict) else error or fallback
-    return RequestError(status, f"the server refused: {message}")
+    return RequestError(status, f"the server answered: {message}")

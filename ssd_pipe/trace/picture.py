@@ -38,6 +38,7 @@ LEGEND = {
     "miss": "outcome: miss",
 }
 MARKERS = {"hit": "o", "miss": "X"}
+SLIM = {"fontsize": 7.5, "handlelength": 1.2, "columnspacing": 1.2, "frameon": False}
 HALF = 0.36  # of a lane's height, that bars take
 
 
@@ -191,7 +192,9 @@ class _Picture:
             for kind, label in LEGEND.items()
             if kind in self._used
         ]
-        axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.18), ncols=9)
+        figure = axes.get_figure(root=True)
+        if figure is not None:
+            figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), **SLIM)
 
     def _ms(self, time: int) -> float:
         return (time - self._begin) * 1e-6

@@ -14,7 +14,6 @@ from ssd_pipe.logs import log_folder
 Event = dict[str, Any]
 """One line of a log: ``t``, ``proc``, ``event`` and the event's own fields."""
 
-SUPERVISOR = "supervisor"
 SCHEDULER = "scheduler"
 
 

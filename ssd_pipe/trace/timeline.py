@@ -114,11 +114,6 @@ class Round:
         return sum(o.hit is False for o in self.outcomes)
 
     @property
-    def emitted(self) -> int:
-        """Tokens the round gave, the last one of a request's included."""
-        return sum(o.k + 1 for o in self.outcomes)
-
-    @property
     def backups(self) -> bool:
         """The target waited for chains made just in time."""
         return any(draft.drafted_just_in_time for draft in self.drafts)

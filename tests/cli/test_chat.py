@@ -236,6 +236,6 @@ def test_a_server_that_wants_a_key(tmp_path: Path) -> None:
     with pipeline(tmp_path) as run, gateway_before(run, api_key="sesame") as (_, server):
         done = chat(["--url", server.url, "--api-key", "wrong"], "")
         assert done.returncode == 1
-        assert b"error: the server refused: " in done.stderr
+        assert b"error: the server answered: " in done.stderr
         done = chat(["--url", server.url], "/exit\n", SSD_API_KEY="sesame")
         assert done.returncode == 0, done.stderr

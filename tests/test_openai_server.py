@@ -1,0 +1,94 @@
+"""The client of OpenAI-compatible servers, against our own gateway."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ipc.messages import ChatMessage, Chunk, RequestMetrics, TokensOut
+from ssd_pipe.errors import ConfigError, PeerLost, RequestError
+from ssd_pipe.openai_server import OpenAIServer
+from ssd_pipe.params import SamplingParams
+from tests.frontend_peer import Pipeline, pipeline
+from tests.http.server import PlayedFrontend, gateway_before
+from tests.text.vocabularies import byte_level
+
+HELLO = [ChatMessage("system", "be brief"), ChatMessage("user", "hi")]
+METRICS = RequestMetrics(
+    prompt_tokens=5,
+    output_tokens=3,
+    queue_time=0.0,
+    time_to_first_token=0.1,
+    total_time=0.2,
+    decode_rate=9.0,
+)
+
+
+def test_parameters_go_out_and_any_text_comes_back(shm_dir: Path) -> None:
+    texts = ["a\u2028b\x85", "\r\n\x0b", "データ"]
+    chunks = [Chunk(id="", text=text, token_ids=(i,)) for i, text in enumerate(texts)]
+    chunks.append(Chunk(id="", finish_reason="length", metrics=METRICS))
+    played = PlayedFrontend(shm_dir, chunks)
+    params = SamplingParams(
+        max_tokens=7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=4, stop=("x", "y"),
+        ignore_eos=True,
+    )  # fmt: skip
+    try:
+        with gateway_before(played) as (_, place), OpenAIServer(place.url) as server:
+            got = list(server.chat(HELLO, params))
+    finally:
+        played.close()
+    assert "".join(chunk.text for chunk in got) == "".join(texts)
+    assert got[-1].finish_reason == "length"
+    metrics = got[-1].metrics
+    assert metrics is not None
+    assert (metrics.prompt_tokens, metrics.output_tokens) == (5, 3)
+    assert 0 < metrics.time_to_first_token <= metrics.total_time
+    (submitted,) = played.submitted
+    assert submitted.params == params
+    assert submitted.messages == tuple(HELLO)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Pipeline]:
+    with pipeline(tmp_path) as made:
+        yield made
+
+
+def test_what_the_server_refuses_is_its_own_words(held: Pipeline) -> None:
+    with gateway_before(held) as (_, place), OpenAIServer(place.url + "/v1/", "model") as server:
+        with pytest.raises(RequestError, match=r"the server answered: .*top_p") as caught:
+            server.chat(HELLO, SamplingParams(top_p=7.0))
+        assert caught.value.code == 400
+
+
+def test_an_answer_that_breaks_off(held: Pipeline) -> None:
+    with gateway_before(held) as (_, place), OpenAIServer(place.url) as server:
+
+        def half() -> None:
+            held.peer.send(TokensOut(held.peer.add().rid, byte_level().encode("half"), 0))
+
+        answering = threading.Thread(target=half)
+        answering.start()
+        stream = server.chat(HELLO, SamplingParams(max_tokens=9))
+        answering.join()
+        assert next(stream).text == "half"
+        held.stop()
+        with pytest.raises(RequestError, match="pipeline stopped") as caught:
+            next(stream)
+        assert caught.value.code == 503
+        assert next(iter(stream), None) is None
+
+
+@pytest.mark.parametrize("url", ["", "here", "ftp://h", "http://", "http://h:x"])
+def test_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url"):
+        OpenAIServer(url)
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(PeerLost, match=r"http://127\.0\.0\.1:9/v1"):
+        OpenAIServer("http://127.0.0.1:9")
