@@ -84,26 +84,24 @@ def speculation_table(rows: Sequence[Row]) -> Table | None:
     return table
 
 
+SHORT = {"temperature": "T", "fan_out": "F"}
+
+
 def sweep_table(axes: Sequence[str], rows: Sequence[Row]) -> Table:
     """A row for each measured combination; a dash where an axis is none of an engine's."""
-    table = _table("sweep", ["engine", *axes, "tok/s", "all tok/s", "x AR", "x SD", "TTFT ms"])
-    for name in (
-        "ms/tok p50",
-        "p99",
-        "tok/round",
-        "accept",
-        "hit rate",
-        "hidden",
-        "exposed",
-        "same tokens",
-    ):
+    batched = any(row.batch > 1 for row in rows)
+    columns = ["engine", *(SHORT.get(axis, axis) for axis in axes), "tok/s"]
+    table = _table("sweep", [*columns, *(["all tok/s"] if batched else []), "x AR", "x SD"])
+    for name in ("TTFT ms", "ms/tok p50", "p99", "tok/round", "accept", "hit rate", "hidden"):
+        table.add_column(name, justify="right")
+    for name in ("exposed", "MB/tok", "same tokens"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
             row.engine,
             *(setting(row.point.get(axis)) for axis in axes),
             number(row.tok_s, 2),
-            number(row.throughput, 2),
+            *([number(row.throughput, 2)] if batched else []),
             number(row.speedup.get("ar"), 2),
             number(row.speedup.get("sd"), 2),
             number(row.ttft, 0),
@@ -114,6 +112,7 @@ def sweep_table(axes: Sequence[str], rows: Sequence[Row]) -> Table:
             share(row.hit_rate),
             number(row.draft_hidden),
             number(row.draft_exposed),
+            number(row.mb_per_token, 0),
             share(row.same_tokens),
         )
     return table

@@ -8,6 +8,7 @@ from typing import Any
 from bench.loaded import Loaded
 from bench.plots.series import Spot, curves, spots, values
 from bench.plots.style import Picture, grid, line
+from bench.tables import SHORT
 
 AXES = {"temperature": "temperature", "fan_out": "fan-out F", "C": "Saguaro's C"}
 FIGURES = {"hit_rate": "hit rate", "accepted_share": "acceptance a token"}
@@ -34,7 +35,7 @@ def _picture(result: Loaded, found: Sequence[Spot], axis: str, label: str, place
             panel.set_xlabel(label)
             panel.set_ylabel(text)
             panel.set_ylim(0, 1)
-            panel.set_title(", ".join(f"{k} = {v}" for k, v in fixed.items()), loc="left")
+            panel.set_title(", ".join(f"{SHORT[k]} = {v}" for k, v in fixed.items()), loc="left")
     handles, labels = panels[0][0].get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=4)

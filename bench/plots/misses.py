@@ -10,6 +10,7 @@ from bench.plots import power_law
 from bench.plots.series import Spot, curves, number, spots, values
 from bench.plots.style import MARKERS, Picture, colour, grid
 
+TICKS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 SHOWN_FAN_OUT = 3  # branches per accepted length of the allocation in the caption
 
 
@@ -27,6 +28,8 @@ def _picture(result: Loaded, found: Sequence[Spot], place: int) -> Picture:
     columns = values(found, "temperature") or [None]
     figure, [panels] = grid(1, len(columns), 3.3, 3.2)
     told = []
+    seen = [1 - s.row["hit_rate"] for s in found if s.row.get("hit_rate") is not None]
+    low, high = 0.9 * min(seen), min(1.0, 1.1 * max(seen))
     for panel, temperature in zip(panels, columns, strict=True):
         fixed = {} if temperature is None else {"temperature": temperature}
         for i, (rule, x, hits) in enumerate(curves(found, "fan_out", "hit_rate", result.k, fixed)):
@@ -45,6 +48,9 @@ def _picture(result: Loaded, found: Sequence[Spot], place: int) -> Picture:
         panel.set_xlabel("fan-out F")
         ticks = sorted({number(v, result.k) for v in values(found, "fan_out")})
         panel.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        panel.set_ylim(max(low, TICKS[0]), high)
+        shown = [t for t in TICKS if low <= t <= high]
+        panel.set_yticks(shown, [f"{t:g}" for t in shown])
         panel.minorticks_off()
         panel.legend(fontsize=7)
         if temperature is not None:

@@ -57,7 +57,7 @@ def test_every_data_set_has_its_rows_and_all_have_one(
     output = tmp_path / "all.json"
     rounds, trace = tmp_path / "rounds.jsonl", tmp_path / "trace.json"
     saved = ["--save-trajectories", str(rounds), "--save-trace", str(trace)]
-    sizes = ["--all", "--prompts", "2", "--tokens", "12", "--repeats", "1", "--frames", "b"]
+    sizes = ["--all", "--prompts", "2", "--tokens", "12", "--repeats", "1", "--frames", "own"]
     done = bench(model, shm_dir, sets, output, *sizes, *saved, "--engines", "ar,ssd")
     assert done.returncode == 0, done.stderr
     assert "by set" in done.stdout
@@ -105,6 +105,7 @@ def test_a_sweep_then_its_comparison_and_pictures(
 ) -> None:
     output = tmp_path / "sweep.json"
     axes = ["--sweep", "fan_out=1,2,3", "--sweep", "temperature=0,1", "--sweep", "batch=1,2"]
+    axes += ["--frames", "own"]
     sizes = ["--datasets", "gsm8k", "--prompts", "2", "--tokens", "10", "--repeats", "1"]
     done = bench(model, shm_dir, sets, output, *axes, *sizes, "--engines", "ar,ssd")
     assert done.returncode == 0, done.stderr
