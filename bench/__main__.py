@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -15,6 +16,8 @@ from rich.console import Console
 from ssd_pipe.errors import ConfigError, SsdPipeError
 
 FAILED_STATUS, USAGE_STATUS, INTERRUPTED_STATUS, ENDED_STATUS = 1, 2, 130, 143
+COMMANDS = {"compare": "bench.comparison", "plot": "bench.plots.command"}
+"""``bench NAME ...``: modules with a ``main(arguments) -> status``; anything else measures."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with _term_unwinds():
-            return _run(given)
+            command = COMMANDS.get(given[0]) if given else None
+            if command is None:
+                return _run(given)
+            run: Callable[[list[str]], int] = importlib.import_module(command).main
+            return run(given[1:])
     except SsdPipeError as error:
         if os.environ.get("SSD_DEBUG") == "1":
             raise
@@ -38,11 +45,12 @@ def _run(arguments: list[str]) -> int:
     from bench.options import parse
 
     plan = parse(arguments)
-    from bench import machine
+    from bench import machine, trajectories, wandb_log
     from bench.parts import Bench
     from bench.results import Results
     from ssd_pipe.cli.pipeline import fetch_models
 
+    logger = wandb_log.start(plan.wandb) if plan.wandb else None
     fetch_models(msgspec.structs.replace(plan.config, mode="ssd"), True)
     out = Console(width=None if sys.stdout.isatty() else 180)
     heading = {
@@ -55,10 +63,20 @@ def _run(arguments: list[str]) -> int:
     try:
         for frame in plan.frames:
             bench.run_frame(frame)
+        if plan.sweep:
+            bench.run_sweep()
         if plan.fan_out_table:
             bench.run_fan_out()
         if plan.exactness:
             passed = bench.run_exactness()
+        if plan.trajectories is not None:
+            trajectories.write_lines(plan.trajectories, bench.trajectories)
+        if plan.trace is not None:
+            trajectories.write_trace(
+                plan.trace, trajectories.trace(bench.trajectories, plan.config)
+            )
+        if logger is not None:
+            logger.log(heading, bench.rows)
     finally:
         out.print(f"results: {results.path}", soft_wrap=True)
     return 0 if passed else FAILED_STATUS

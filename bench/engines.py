@@ -116,6 +116,16 @@ class PipelineEngine:
     def counters(self) -> dict[str, float]:
         return self.client.status().counters
 
+    @property
+    def mode(self) -> str:
+        """ar, sd or ssd."""
+        return self._supervisor.config.mode
+
+    @property
+    def log_dir(self) -> Path:
+        """Where its processes log; known once it has started."""
+        return self._supervisor.log_dir
+
     def stop(self) -> None:
         client, self._client = self._client, None
         if client is not None:

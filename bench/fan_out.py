@@ -13,7 +13,7 @@ import msgspec
 from bench import figures as st
 from bench.compare import Advance, Job, Sample, compare, warm_up
 from bench.engines import PipelineEngine, running
-from bench.frames import layouts, placed
+from bench.frames import layout, placed
 from ssd_pipe.config import Allocation, PipelineConfig, Rule
 from ssd_pipe.errors import ConfigError
 
@@ -76,7 +76,7 @@ def table(
     for budget in grid.budgets:
         if budget < width or budget % width:
             raise ConfigError("--budgets", f"{budget} is no multiple of k + 1 = {width}")
-    layout = layouts("a")["ssd"]
+    where = layout("a", "ssd")
     for rule in grid.rules:
         for budget in grid.budgets:
             for allocation in grid.allocations:
@@ -90,7 +90,7 @@ def table(
                 )
                 config = msgspec.structs.replace(base, speculation=speculation)
                 name = f"{rule}, {allocation}, B = {budget}"
-                engine = PipelineEngine(name, placed(config, "ssd", layout))
+                engine = PipelineEngine(name, placed(config, "ssd", where))
                 with running([engine]):
                     for temperature in grid.temperatures:
                         mine = [at_temperature(job, temperature) for job in jobs]

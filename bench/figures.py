@@ -44,6 +44,19 @@ def decode_rate(answers: Sequence[Answer]) -> float | None:
     return ratio(sum(map(decode_tokens, answers)), sum(map(decode_seconds, answers)))
 
 
+def throughput(answers: Sequence[Answer], batch: int) -> float | None:
+    """Output tokens a second of one pass, requests whole; those of a batch ran together."""
+    whole = [a for a in answers if a.arrivals]
+    if not whole:
+        return None
+    ends = [a.arrivals[-1][0] for a in whole]
+    if batch == 1:
+        seconds = sum(end - a.started for a, end in zip(whole, ends, strict=True))
+    else:
+        seconds = max(ends) - min(a.started for a in whole)
+    return ratio(sum(len(a.tokens) for a in whole), seconds)
+
+
 def token_gaps(answer: Answer) -> list[float]:
     """Seconds per token, one value a token: a piece's gap is shared out among its tokens."""
     gaps: list[float] = []

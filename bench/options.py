@@ -1,50 +1,33 @@
-"""The benchmark's command line."""
+"""The benchmark's command line, checked, as a plan."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from bench import fan_out, frames
+from bench import build, datasets, fan_out, frames
 from bench.exactness import MODES
 from bench.fan_out import Grid
+from bench.parser import parser
+from bench.plan import FULL, QUICK, Plan
+from bench.sweeps import axes, rules_study
+from bench.sweeps.axes import Axis
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.config_load import load, parse_fan_out, parse_set
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.params import SamplingParams
 
-ENGINES = ("ar", "sd", "ssd", "ssd-wide-draft", "transformers", "assisted")
 OWN_RUNS = ("run.name", "run.endpoint")
-FULL = {"prompts": 16, "tokens": 128, "repeats": 3, "exactness": 50}
-QUICK = {"prompts": 3, "tokens": 48, "repeats": 1, "exactness": 6}
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done. ``exactness``: number of prompts, 0 = not asked for."""
-
-    frames: list[str]
-    fan_out_table: bool
-    exactness: int
-    grid: Grid
-    engines: list[str]
-    prompt_set: str
-    prompts: int
-    tokens: int
-    repeats: int
-    params: SamplingParams
-    config: PipelineConfig
-    host_cpus: list[int]
-    output: Path | None
+USUAL_SETS = ("humaneval-style",)
 
 
 def parse(arguments: Sequence[str]) -> Plan:
     """Raises ConfigError; argparse exits with 2 for a wrong option, with 0 after --help."""
-    given = _parser().parse_args(arguments)
-    usual = QUICK if given.quick else FULL
+    given = parser().parse_args(arguments)
+    usual = {**(QUICK if given.quick else FULL)}
+    if given.rules_study:
+        usual |= rules_study.SIZE
 
     def count(name: str) -> int:
         value = getattr(given, name)
@@ -54,10 +37,6 @@ def parse(arguments: Sequence[str]) -> Plan:
             raise ConfigError(f"--{name}", f"must be at least 1, got {value}")
         return int(value)
 
-    nothing_asked = not (given.fan_out_table or given.exactness is not None)
-    wanted = given.frames or (list(frames.NAMES) if nothing_asked else [])
-    for frame in wanted:
-        frames.layouts(frame)
     exactness = 0
     if given.exactness is not None:
         exactness = given.exactness or usual["exactness"]
@@ -68,25 +47,41 @@ def parse(arguments: Sequence[str]) -> Plan:
         ignore_eos=given.ignore_eos,
     )
     params.validate()
+    config = _config(given)
+    swept = _swept(given)
+    servers = dict(_server(text) for text in given.server)
+    engines = _engines(given, servers, bool(swept))
+    apart = bool(swept or given.fan_out_table or given.exactness is not None)
+    wanted = given.frames or _usual_frames(given, config, apart)
+    for frame in wanted:
+        frames.layout(frame, engines[0])
     return Plan(
-        frames=wanted,
+        frames=[] if swept else wanted,
         fan_out_table=given.fan_out_table,
         exactness=exactness,
+        sweep=swept,
+        sweep_frame=(wanted or _usual_frames(given, config, False))[0],
         grid=Grid(
             allocations=_among("--allocations", given.allocations, fan_out.ALLOCATIONS),
             rules=_among("--rules", given.rules, fan_out.RULES),
             temperatures=tuple(given.temperatures),
             budgets=tuple(given.budgets),
         ),
-        engines=list(_among("--engines", given.engines, ENGINES)),
-        prompt_set=given.prompt_set,
+        engines=engines,
+        servers=servers,
+        one_at_a_time=given.one_at_a_time,
+        sets=[] if given.all else _sets(given),
         prompts=count("prompts"),
         tokens=count("tokens"),
         repeats=count("repeats"),
+        batch=count("batch"),
         params=params,
-        config=_config(given),
+        config=config,
         host_cpus=given.host_cpus,
         output=given.output,
+        trajectories=given.save_trajectories,
+        trace=given.save_trace,
+        wandb=given.wandb,
     )
 
 
@@ -96,6 +91,44 @@ def modes(engines: Sequence[str]) -> list[Any]:
     if not chosen:
         raise ConfigError("--engines", f"none of {', '.join(MODES)} is among them")
     return chosen
+
+
+def _swept(given: argparse.Namespace) -> list[Axis]:
+    parsed = [axes.parse(text) for text in given.sweep]
+    return rules_study.axes(parsed) if given.rules_study else parsed
+
+
+def _engines(given: argparse.Namespace, servers: dict[str, str], swept: bool) -> list[str]:
+    usual = MODES if swept else build.USUAL if given.batch == 1 else build.PIPELINES
+    named: list[str] = given.engines or list(usual)
+    named += [name for name in servers if name not in named]
+    build.check(named, servers)
+    if given.batch > 1 and (single := [n for n in named if n in build.TRANSFORMERS]):
+        raise ConfigError("--batch", f"{single[0]} answers one request at a time")
+    return named
+
+
+def _server(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not equals or not name or not url.startswith(("http://", "https://")):
+        raise ConfigError("--server", f"must look like name=http://HOST:PORT, got {text!r}")
+    return name, url
+
+
+def _usual_frames(given: argparse.Namespace, config: PipelineConfig, apart: bool) -> list[str]:
+    """Those of a run that names none: none of them if there is something else to do."""
+    if apart:
+        return []
+    usual = frames.usual(config)
+    return usual[:1] if given.quick or given.sweep or given.rules_study else usual
+
+
+def _sets(given: argparse.Namespace) -> list[str]:
+    if given.datasets:
+        return list(_among("--datasets", given.datasets, datasets.names()))
+    if given.prompt_set:
+        return list(_among("--prompt-set", [given.prompt_set], datasets.names()))
+    return list(rules_study.SETS if given.rules_study else USUAL_SETS)
 
 
 def _config(given: argparse.Namespace) -> PipelineConfig:
@@ -108,6 +141,7 @@ def _config(given: argparse.Namespace) -> PipelineConfig:
     settings = {
         "target.model": given.target,
         "draft.model": given.draft,
+        "target.tp": given.tp,
         "speculation.k": given.k,
         "speculation.fan_out": None if given.fan_out is None else parse_fan_out(given.fan_out),
         "speculation.allocation": given.allocation,
@@ -127,77 +161,3 @@ def _among(option: str, names: Sequence[str], known: Sequence[Any]) -> tuple[Any
         if name not in known:
             raise ConfigError(option, f"{name!r} is none of: {', '.join(known)}")
     return tuple(names)
-
-
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in _names(text)]
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in _names(text)]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ssd-pipe bench",
-        description="Compare engines on the same prompts, measure hit rates, check exactness. "
-        "Without a choice: both frames.",
-    )
-    what = parser.add_argument_group("what to do")
-    what.add_argument(
-        "--frames", type=_names, metavar="a,b", help="a: one core for the target; b: all cores"
-    )
-    what.add_argument(
-        "--fan-out-table", action="store_true", help="hit rate by allocation and rule"
-    )
-    what.add_argument(
-        "--exactness",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="N",
-        help="tokens against transformers' on N prompts (50); status 1 if any differs",
-    )
-    what.add_argument("--quick", action="store_true", help="fewer prompts, tokens and repeats")
-    size = parser.add_argument_group("how much")
-    size.add_argument("--prompt-set", default="humaneval-style", metavar="NAME")
-    size.add_argument("--prompts", type=int, metavar="N", help="prompts of the set (16)")
-    size.add_argument("--tokens", type=int, metavar="N", help="most tokens an answer (128)")
-    size.add_argument("--repeats", type=int, metavar="N", help="passes over the prompts (3)")
-    size.add_argument("--temperature", type=float, default=0.0, help="of the frames (0)")
-    size.add_argument("--seed", type=int, default=1, help="of the first prompt (1)")
-    size.add_argument("--ignore-eos", action="store_true")
-    size.add_argument(
-        "--engines", type=_names, default=list(ENGINES), metavar="LIST", help=",".join(ENGINES)
-    )
-    grid, default = parser.add_argument_group("fan-out table"), Grid()
-    grid.add_argument("--allocations", type=_names, default=default.allocations, metavar="LIST")
-    grid.add_argument("--rules", type=_names, default=default.rules, metavar="LIST")
-    grid.add_argument("--temperatures", type=_numbers, default=default.temperatures, metavar="LIST")
-    grid.add_argument("--budgets", type=_integers, default=default.budgets, metavar="LIST")
-    setting = parser.add_argument_group("settings of the pipeline")
-    setting.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    setting.add_argument("--target", metavar="MODEL")
-    setting.add_argument("--draft", metavar="MODEL")
-    setting.add_argument("--k", type=int)
-    setting.add_argument("--fan-out", metavar="N|LIST")
-    setting.add_argument("--allocation", metavar="NAME")
-    setting.add_argument("--rule", metavar="NAME")
-    setting.add_argument("--backup", metavar="NAME")
-    setting.add_argument("--log-dir", metavar="DIR")
-    setting.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting"
-    )
-    parser.add_argument(
-        "--host-cpus",
-        type=_integers,
-        default=[],
-        metavar="LIST",
-        help="cores for frontend and scheduler in the frames (a: the second, b: any)",
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="results file (JSON)")
-    return parser

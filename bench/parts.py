@@ -2,104 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import bandwidth, exactness, fan_out, frames, machine, prompts, tables
-from bench.compare import Advance, Job, compare, warm_up
-from bench.engines import running
-from bench.options import Plan, modes
+from bench import exactness, fan_out, frames, machine, measure, prompts, tables, workload
+from bench.build import Builder, waves
+from bench.compare import Job
+from bench.measure import Measured
+from bench.options import modes
+from bench.plan import Plan
 from bench.results import Results
-from bench.rows import add_comparisons, make_row, sample_record
-from models.config import ModelConfig
+from bench.rows import Row, add_comparisons, sample_record
+from bench.sweeps import plan as sweep_plan
+from bench.sweeps import run as sweep_run
+from bench.trajectories import Trajectory
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.hub import resolve
 from ssd_pipe.text.tokenizer import Tokenizer
 
-SLACK = 64  # positions beyond prompt and answer
-
 
 class Bench:
-    """One run of the benchmark: its plan, where it prints, where it keeps what it finds."""
+    """One run of the benchmark: its plan, where it prints, where it keeps what it finds.
+
+    Attributes:
+        trajectories: of every answer of our own engines so far.
+        rows: every row so far.
+    """
 
     def __init__(self, plan: Plan, out: Console, results: Results) -> None:
+        self.trajectories: list[Trajectory] = []
+        self.rows: list[Row] = []
         self._plan = plan
         self._out = out
         self._results = results
         self._target = resolve(plan.config.target.model)
         self._tokenizer = Tokenizer.load(self._target)
         self._frames: list[dict[str, Any]] = []
-
-    def jobs(self) -> list[Job]:
-        """The chosen prompts, each with its own seed."""
-        plan = self._plan
-        first = plan.params.seed or 0
-        return [
-            Job(
-                id=prompt.id,
-                tokens=prompt.tokens(self._tokenizer),
-                params=msgspec.structs.replace(plan.params, seed=first + i),
-            )
-            for i, prompt in enumerate(prompts.load(plan.prompt_set, plan.prompts))
-        ]
+        self._noted: set[str] = set()
 
     def run_frame(self, frame: str) -> None:
         """Every chosen engine of a frame, taking turns."""
-        plan, jobs = self._plan, self.jobs()
-        config = self._fitting(max(len(job.tokens) for job in jobs))
-        engines = frames.build(frame, plan.engines, config, resolve, plan.host_cpus)
-        if not engines:
+        plan, jobs = self._plan, self._jobs()
+        config = self._fitting(jobs)
+        names = [name for name in plan.engines if frames.in_frame(frame, name)]
+        if not names:
             raise ConfigError("--engines", f"none of them is in frame {frame}")
-        layout = next(iter(frames.layouts(frame).values()))
+        where = frames.layout(frame, "ar")
         load_before = machine.load_average()
-        with self._progress(f"frame {frame}", len(jobs) * len(engines) * plan.repeats) as advance:
-            advance("loading")
-            with running(engines):
-                measured = bandwidth.measure(layout.threads, layout.cpus)
-                warm_up(engines, jobs[0])
-                samples = compare(engines, jobs, plan.repeats, advance)
-                again = bandwidth.measure(layout.threads, layout.cpus)
-                measured = bandwidth.best(measured, again)
-        rows = [
-            make_row(
-                [s for s in samples if s.engine == engine.name], engine.facts.weight_bytes, measured
-            )
-            for engine in engines
-        ]
-        add_comparisons(rows, samples, frames.BASELINES)
-        self._out.print(tables.speed_table(f"frame {frame}: {frames.TITLES[frame]}", rows))
+        measured = Measured()
+        groups = waves(names, plan.one_at_a_time)
+        steps = sum(measure.steps(len(g), len(jobs), plan.repeats, plan.batch) for g in groups)
+        with workload.progress(f"frame {frame}", steps) as advance:
+            for group in groups:
+                engines = self._builder().engines(group, frame, config)
+                measured.add(
+                    measure.measure(engines, jobs, plan.repeats, plan.batch, where, advance)
+                )
+        sets = list(dict.fromkeys(job.set for job in jobs))
+        rows = self._rows(measured, names, "")
+        by_set = {s: self._rows(measured, names, s) for s in sets} if len(sets) > 1 else {}
+        title = f"frame {frame}: {frames.TITLES[frame]}"
+        if by_set:
+            listed = [row for some in by_set.values() for row in some]
+            self._out.print(tables.speed_table(f"{title}, by set", listed, by_set=True))
+        self._out.print(tables.speed_table(title, rows))
         speculation = tables.speculation_table(rows)
         if speculation is not None:
             self._out.print(speculation)
-        self._out.print(tables.bandwidth_line(measured))
+        if measured.bandwidth is not None:
+            self._out.print(tables.bandwidth_line(measured.bandwidth))
+        self.trajectories += measured.trajectories
+        self.rows += [*rows, *(row for some in by_set.values() for row in some)]
         self._frames.append(
             {
                 "frame": frame,
                 "title": frames.TITLES[frame],
                 "host_cpus": plan.host_cpus,
                 "load_average": [load_before, machine.load_average()],
-                "bandwidth": measured,
-                "engines": {engine.name: engine.facts for engine in engines},
+                "bandwidth": measured.bandwidth,
+                "engines": measured.facts,
                 "rows": rows,
-                "samples": [sample_record(sample) for sample in samples],
+                "set_rows": by_set,
+                "samples": [sample_record(sample) for sample in measured.samples],
             }
         )
         self._results.add("frames", self._frames)
 
+    def run_sweep(self) -> None:
+        """One row for every combination of the sweep's axes."""
+        plan, jobs = self._plan, self._jobs()
+        config = self._fitting(jobs)
+        groups = sweep_plan.plan(plan.sweep, plan.engines, config, plan.params, plan.batch)
+        done: list[sweep_run.Done] = []
+        greedy = plan.params.temperature == 0
+
+        def keep(each: sweep_run.Done) -> None:
+            done.append(each)
+            self.trajectories += each.trajectories
+            sweep_run.add_comparisons(done, config, greedy)
+            self._results.add("sweep", self._sweep(done))
+
+        with workload.progress(
+            "sweep", sweep_run.steps(groups, len(jobs), plan.repeats)
+        ) as advance:
+            sweep_run.sweep(
+                groups, jobs, plan.repeats, plan.sweep_frame, self._builder(), advance, keep
+            )
+        rows = [each.row for each in done]
+        self.rows += rows
+        self._out.print(tables.sweep_table([axis.name for axis in plan.sweep], rows))
+
     def run_fan_out(self) -> None:
         """The table of hit rates."""
-        grid, jobs = self._plan.grid, self.jobs()
-        config = self._fitting(max(len(job.tokens) for job in jobs))
+        grid, jobs = self._plan.grid, self._jobs()
+        config = self._fitting(jobs)
         cells: list[fan_out.Cell] = []
         steps = grid.pipelines * len(grid.temperatures) * len(jobs)
-        with self._progress("fan-out", steps) as advance:
+        with workload.progress("fan-out", steps) as advance:
             for cell in fan_out.table(config, jobs, grid, advance):
                 cells.append(cell)
                 self._results.add("fan_out", cells)
@@ -110,53 +134,52 @@ class Bench:
         plan = self._plan
         chosen = prompts.load("exactness", plan.exactness)
         pairs = [(prompt.id, prompt.tokens(self._tokenizer)) for prompt in chosen]
-        config = self._fitting(max(len(tokens) for _, tokens in pairs))
-        config = exactness_config(config)
+        longest = max(len(tokens) for _, tokens in pairs)
+        config = exactness_config(workload.fitting(plan.config, longest, plan.tokens))
         which = modes(plan.engines)
-        with self._progress("exactness", exactness.steps(len(pairs), len(which))) as advance:
+        with workload.progress("exactness", exactness.steps(len(pairs), len(which))) as advance:
             report = exactness.check(config, self._target, pairs, plan.tokens, which, advance)
         for table in tables.exactness_tables(report):
             self._out.print(table)
         self._results.add("exactness", {"passed": report.passed, **msgspec.to_builtins(report)})
         return report.passed
 
-    def _fitting(self, longest: int) -> PipelineConfig:
-        """The configuration with room for the longest prompt and its answer, and not much more."""
-        config, needed = self._plan.config, longest + self._plan.tokens + SLACK
-        if config.scheduler.max_model_len:
-            return config
-        limit = min(_positions(config.target.model), _positions(config.draft.model))
-        scheduler = msgspec.structs.replace(config.scheduler, max_model_len=min(needed, limit))
-        return msgspec.structs.replace(config, scheduler=scheduler)
+    def _jobs(self) -> list[Job]:
+        made, notes = workload.jobs(self._plan, self._tokenizer)
+        for note in notes:
+            if note not in self._noted:
+                self._out.print(f"note: {note}", soft_wrap=True, highlight=False)
+                self._noted.add(note)
+        return made
 
-    @contextmanager
-    def _progress(self, name: str, steps: int) -> Iterator[Advance]:
-        """A bar on stderr that is drawn between requests only: drawing takes a core's time."""
-        columns = (
-            TextColumn("{task.fields[name]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+    def _fitting(self, jobs: Sequence[Job]) -> PipelineConfig:
+        plan = self._plan
+        return workload.fitting(plan.config, workload.longest(jobs), plan.tokens, plan.batch)
+
+    def _builder(self) -> Builder:
+        return Builder(
+            tokenizer=self._tokenizer,
+            host_cpus=self._plan.host_cpus,
+            servers=self._plan.servers,
+            key=os.environ.get("OPENAI_API_KEY", ""),
         )
-        console = Console(stderr=True)
-        with Progress(*columns, console=console, auto_refresh=False) as bar:
-            task = bar.add_task("", total=steps, name=name)
-            yield _advance(bar, task)
-            bar.update(task, completed=steps, description="done")
-            bar.refresh()
 
+    def _sweep(self, done: Sequence[sweep_run.Done]) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "axes": sweep_run.axes_of(plan.sweep),
+            "frame": plan.sweep_frame,
+            "rows": [each.row for each in done],
+            "settings": {each.cell.key: each.settings for each in done},
+            "samples": [{**s, "point": each.cell.point} for each in done for s in each.samples],
+        }
 
-def _advance(bar: Progress, task: Any) -> Callable[[str], None]:
-    started = False
-
-    def advance(what: str) -> None:
-        nonlocal started
-        bar.update(task, description=what, advance=1 if started else 0)
-        started = True
-        bar.refresh()
-
-    return advance
+    @staticmethod
+    def _rows(measured: Measured, names: Sequence[str], prompt_set: str) -> list[Row]:
+        rows = [measured.row(name, prompt_set) for name in names]
+        samples = [s for s in measured.samples if prompt_set in ("", s.set)]
+        add_comparisons(rows, samples, frames.BASELINES)
+        return rows
 
 
 def exactness_config(config: PipelineConfig) -> PipelineConfig:
@@ -168,8 +191,3 @@ def exactness_config(config: PipelineConfig) -> PipelineConfig:
         scheduler=change(config.scheduler, max_num_seqs=exactness.BATCH),
         speculation=change(config.speculation, rule="shared_noise", saguaro_c=1.0),
     )
-
-
-def _positions(model: str) -> int:
-    folder: Path = resolve(model)
-    return ModelConfig.from_folder(folder).max_positions

@@ -1,12 +1,12 @@
-"""Prompt sets by name; every engine of a comparison gets the same token ids.
+"""Built-in prompt sets by name; every engine of a comparison gets the same token ids.
 
-A set is a function ``count -> prompts`` in ``SETS``; sets from packages, the hub or a local folder
-join the table the same way.
+Published data sets are in ``datasets``, which has these as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -55,17 +55,15 @@ def humaneval_style() -> list[Prompt]:
 
 def exactness() -> list[Prompt]:
     """Fifty prompts of six kinds, the kinds taking turns."""
-    kinds: dict[str, Sequence[str | list[str]]] = {
-        "code": mixed.CODE,
-        "question": mixed.QUESTIONS,
-        "maths": mixed.MATHS,
-        "chat": mixed.CHAT,
-        "script": mixed.SCRIPTS,
-    }
-    queues = {kind: [_prompt(kind, i, t) for i, t in enumerate(ts)] for kind, ts in kinds.items()}
+    queues = {kind: of_kind(kind) for kind in KINDS}
     queues["raw"] = [Prompt(id=f"raw-{i}", kind="raw", text=t) for i, t in enumerate(mixed.RAW)]
     longest = max(map(len, queues.values()))
     return [queue[i] for i in range(longest) for queue in queues.values() if i < len(queue)]
+
+
+def of_kind(kind: str) -> list[Prompt]:
+    """The built-in prompts of one of ``KINDS``."""
+    return [_prompt(kind, i, text) for i, text in enumerate(KINDS[kind])]
 
 
 def _prompt(kind: str, number: int, text: str | list[str]) -> Prompt:
@@ -73,7 +71,18 @@ def _prompt(kind: str, number: int, text: str | list[str]) -> Prompt:
     return Prompt(id=f"{kind}-{number}", kind=kind, messages=messages)
 
 
+KINDS: dict[str, Sequence[str | list[str]]] = {
+    "code": mixed.CODE,
+    "question": mixed.QUESTIONS,
+    "maths": mixed.MATHS,
+    "chat": mixed.CHAT,
+    "script": mixed.SCRIPTS,
+}
 SETS: dict[str, Callable[[], list[Prompt]]] = {
     "humaneval-style": humaneval_style,
     "exactness": exactness,
+    "builtin-code": partial(of_kind, "code"),
+    "builtin-questions": partial(of_kind, "question"),
+    "builtin-maths": partial(of_kind, "maths"),
+    "builtin-chat": partial(of_kind, "chat"),
 }

@@ -12,7 +12,7 @@ import msgspec
 from ssd_pipe.errors import ResourceError
 
 FOLDER = Path(__file__).parent / "results"
-VERSION = 1
+VERSION = 2
 
 
 class Results:
@@ -40,7 +40,9 @@ class Results:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self.path.with_name(f".{self.path.name}-{os.getpid()}")
-            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(self._content), indent=1))
+            text = msgspec.json.format(msgspec.json.encode(self._content), indent=1)
+            # Results are for others too, whose home is elsewhere.
+            fresh.write_bytes(text.replace(str(Path.home()).encode() + b"/", b"~/"))
             fresh.rename(self.path)
         except OSError as error:
             raise ResourceError(f"results file {self.path}: {error.strerror}") from None

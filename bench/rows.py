@@ -12,20 +12,28 @@ from bench.bandwidth import Bandwidth
 from bench.compare import Sample
 from ssd_pipe.engine.round_times import OVERHEAD_BIN
 
+TOTAL = "all"
+
 
 class Row(msgspec.Struct, kw_only=True):
     """Figures of one engine; None where it has no such thing. Times in ms, rates per second.
 
     Attributes:
-        tok_s: decode rate: tokens after the first piece over their time, over all prompts of a
-            repeat; median over repeats. ``tok_s_repeats`` has them all.
+        set: prompt set; "all" in a row over several.
+        point: what a sweep set for this row, by axis.
+        batch: requests under way at a time.
+        throughput: output tokens a second over whole requests, all of a batch together.
+        tok_s: decode rate of a request: tokens after its first piece over their time, over all
+            prompts of a repeat; median over repeats. ``tok_s_repeats`` has them all.
         ttft: time to the first piece, median over requests.
         itl_p50, itl_p99: time per token, a piece's gap shared out among its tokens.
         gap_p99: time between pieces.
         tokens_per_round: tokens of a target step after the first piece.
         accepted_mean: draft tokens accepted a round that had a chain.
+        accepted_share: draft tokens accepted of those that were judged.
         acceptance: by position, see ``figures.acceptance_by_position``.
         hit_rate, hit_rate_by_k: share of cache queries that hit, overall and by accepted length.
+        hit_after_hit, hit_after_miss: the same, by how the round before ended.
         round_time: time of a decode step from piece to piece.
         draft_busy, draft_exposed, draft_hidden: draft work a round, what the target waited for of
             it, and the rest.
@@ -42,10 +50,14 @@ class Row(msgspec.Struct, kw_only=True):
     """
 
     engine: str
+    set: str = ""
+    point: dict[str, Any] = {}
+    batch: int = 1
     requests: int
     tokens: int
     tok_s: float | None
     tok_s_repeats: list[float]
+    throughput: float | None = None
     ttft: float | None
     itl_p50: float | None
     itl_p99: float | None
@@ -53,9 +65,12 @@ class Row(msgspec.Struct, kw_only=True):
     tokens_per_round: float | None
     round_time: float | None
     accepted_mean: float | None = None
+    accepted_share: float | None = None
     acceptance: list[float | None] = []
     hit_rate: float | None = None
     hit_rate_by_k: list[float | None] = []
+    hit_after_hit: float | None = None
+    hit_after_miss: float | None = None
     draft_busy: float | None = None
     draft_hidden: float | None = None
     draft_exposed: float | None = None
@@ -75,15 +90,18 @@ class Row(msgspec.Struct, kw_only=True):
 def make_row(samples: Sequence[Sample], weight_bytes: int, bandwidth: Bandwidth | None) -> Row:
     """The row of one engine, without comparisons. Needs at least one sample."""
     answers = [s.answer for s in samples]
-    rates = [
-        rate
-        for repeat in sorted({s.repeat for s in samples})
-        if (rate := st.decode_rate([s.answer for s in samples if s.repeat == repeat]))
+    repeats = [
+        [s.answer for s in samples if s.repeat == n] for n in sorted({s.repeat for s in samples})
     ]
+    rates = [rate for some in repeats if (rate := st.decode_rate(some))]
     seconds = sum(map(st.decode_seconds, answers))
     rounds = sum(map(st.decode_rounds, answers))
     tokens = sum(map(st.decode_tokens, answers))
     gb_s = st.ratio(weight_bytes * rounds * 1e-9, seconds) if weight_bytes else None
+    counters = st.total([s.counters for s in samples])
+    batch = samples[0].batch
+    # Requests that run together share a step, and the weights it reads.
+    steps = rounds if batch == 1 else counters.get("steps", rounds / batch)
     gaps = [gap for answer in answers for gap in st.token_gaps(answer)]
     pieces = [
         now - before
@@ -93,54 +111,66 @@ def make_row(samples: Sequence[Sample], weight_bytes: int, bandwidth: Bandwidth 
     firsts = [a.arrivals[0][0] - a.started for a in answers if a.arrivals]
     row = Row(
         engine=samples[0].engine,
+        set=samples[0].set if len({s.set for s in samples}) == 1 else TOTAL,
+        batch=batch,
         requests=len(samples),
         tokens=sum(len(a.tokens) for a in answers),
         tok_s=st.median(rates),
         tok_s_repeats=rates,
+        throughput=st.median([r for some in repeats if (r := st.throughput(some, batch))]),
         ttft=_ms(st.median(firsts)),
         itl_p50=_ms(st.percentile(gaps, 50)),
         itl_p99=_ms(st.percentile(gaps, 99)),
         gap_p99=_ms(st.percentile(pieces, 99)),
         tokens_per_round=st.ratio(tokens, rounds),
         round_time=_ms(st.ratio(seconds, rounds)),
-        mb_per_token=st.ratio(weight_bytes * rounds * 1e-6, tokens) if weight_bytes else None,
+        mb_per_token=st.ratio(weight_bytes * steps * 1e-6, tokens) if weight_bytes else None,
         gb_s=gb_s,
     )
     if gb_s is not None and bandwidth is not None:
         row.copy_share = gb_s * 1e9 / bandwidth.copy
         row.read_share = gb_s * 1e9 / bandwidth.read
-    _add_counted(row, st.total([s.counters for s in samples]), rounds)
+    _add_counted(row, counters, steps)
     return row
 
 
-def _add_counted(row: Row, counters: dict[str, float], rounds: int) -> None:
+def _add_counted(row: Row, counters: dict[str, float], steps: float) -> None:
+    """What the engine counted itself; engines differ in how much that is."""
     if not counters:
         # The engine counts nothing; what a step gives beyond its own token was accepted.
         if row.tokens_per_round is not None and row.tokens_per_round > 1:
             row.accepted_mean = row.tokens_per_round - 1
         return
     row.counters = counters
-    row.overhead = _ms(st.ratio(counters["overhead_seconds"], counters["overhead_rounds"]))
+
+    def per(part: str, whole: str) -> float | None:
+        return st.ratio(counters.get(part, 0.0), counters.get(whole, 0.0))
+
+    row.overhead = _ms(per("overhead_seconds", "overhead_rounds"))
     row.overhead_median = _ms(
         st.histogram_median(st.indexed(counters, "overhead_at"), OVERHEAD_BIN)
     )
-    judging = counters["verify_seconds"] - counters["forward_seconds"]
-    row.judge = _ms(st.ratio(judging, counters["steps"]))
-    if not counters["rounds"]:
+    if "verify_seconds" in counters:
+        judging = counters["verify_seconds"] - counters["forward_seconds"]
+        row.judge = _ms(st.ratio(judging, counters["steps"]))
+    if not counters.get("rounds"):
         return
-    row.accepted_mean = counters["accepted"] / counters["rounds"]
+    row.accepted_mean = per("accepted", "rounds")
+    row.accepted_share = st.ratio(counters["accepted"], sum(st.indexed(counters, "judged_at")))
     row.acceptance = st.acceptance_by_position(
         st.indexed(counters, "accepted_at"), st.indexed(counters, "judged_at")
     )
-    row.hit_rate = st.ratio(counters["hits"], counters["hits"] + counters["misses"])
+    if "hits" in counters:
+        row.hit_rate = st.ratio(counters["hits"], counters["hits"] + counters["misses"])
     if row.hit_rate is not None:
         row.hit_rate_by_k = st.shares(
             st.indexed(counters, "hits_at"), st.indexed(counters, "misses_at")
         )
-    waited = counters["backup_wait_seconds"] + counters["depth_wait_seconds"]
-    busy = counters["draft_busy_seconds"]
-    row.draft_busy, row.draft_exposed = _ms(st.ratio(busy, rounds)), _ms(st.ratio(waited, rounds))
-    row.draft_hidden = _ms(st.ratio(max(0.0, busy - waited), rounds))
+    if "draft_busy_seconds" in counters:
+        waited = counters["backup_wait_seconds"] + counters["depth_wait_seconds"]
+        busy = counters["draft_busy_seconds"]
+        row.draft_busy, row.draft_exposed = _ms(st.ratio(busy, steps)), _ms(st.ratio(waited, steps))
+        row.draft_hidden = _ms(st.ratio(max(0.0, busy - waited), steps))
 
 
 def add_comparisons(
@@ -178,6 +208,8 @@ def sample_record(sample: Sample) -> dict[str, Any]:
         "engine": sample.engine,
         "prompt": sample.prompt,
         "repeat": sample.repeat,
+        "set": sample.set,
+        "batch": sample.batch,
         "finish": answer.finish,
         "tokens": answer.tokens,
         "arrivals": [[round(t - origin, 6), n] for t, n in answer.arrivals],

@@ -172,8 +172,9 @@ class _Loop:
         self._times.step(result, fed)
         slots = [row.request.slot for row in step.sampled]
         emissions = self._scheduler.apply(step, self._outcomes(step, result, chains))
-        for slot, emission in zip(slots, emissions, strict=True):
-            self._planner.settle(emission, chains.get(slot, 0))
+        verified = [chains.get(slot, 0) for slot in slots]
+        for emission, chain in zip(emissions, verified, strict=True):
+            self._planner.settle(emission, chain)
         queried = time.monotonic_ns()
         waited = 0
         if self._draft is not None:
@@ -185,13 +186,14 @@ class _Loop:
         rows: list[dict[str, object]] = [
             {
                 "rid": e.request.rid,
+                "chain": chain,
                 "k": e.outcome.accepted,
                 "token": e.outcome.token,
                 # Of an answer that has ended nothing was looked up.
                 "hit": None if e.finish else e.request.entry >= 0,
                 "ready": len(e.request.chain),
             }
-            for e in emissions
+            for e, chain in zip(emissions, verified, strict=True)
         ]
         # From a step that was all decoding one learns how long a verification takes.
         width = fed // len(step.rows) if len(chains) == len(step.rows) else 0

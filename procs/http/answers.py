@@ -24,6 +24,7 @@ class Answer:
     """One answer, as far as it has come."""
 
     texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
     metrics: RequestMetrics | None = None
@@ -149,6 +150,7 @@ class Answers:
                 self._histograms.tokens(len(chunk.token_ids), now - last)
             self._last_time[index] = now
         answer.texts.append(chunk.text)
+        answer.token_ids += chunk.token_ids
         answer.logprobs += chunk.logprobs
         if chunk.finish_reason is not None:
             answer.finish_reason, answer.metrics = chunk.finish_reason, chunk.metrics

@@ -22,6 +22,7 @@ class CompletionRenderer:
     Attributes:
         echoes: what goes before each answer; nothing where empty.
         writers: for each answer, if log probabilities were asked for.
+        token_ids: whether choices carry them; then a chunk whose text is held back is sent, too.
     """
 
     answers: Answers
@@ -31,17 +32,19 @@ class CompletionRenderer:
     include_usage: bool
     echoes: list[str]
     writers: list[CompletionLogprobWriter]
+    token_ids: bool = False
 
     def opening(self) -> list[msgspec.Struct]:
         """The prompts, for ``echo``."""
         return [self._chunk(i, echo, None) for i, echo in enumerate(self.echoes) if echo]
 
     def chunk(self, item: Item) -> list[msgspec.Struct]:
-        """Nothing for a chunk whose text is held back."""
+        """Nothing for a chunk that has nothing to show: its text is held back."""
         index, chunk = item
-        if not (chunk.text or chunk.logprobs or chunk.finish_reason):
+        ids = chunk.token_ids if self.token_ids else ()
+        if not (chunk.text or chunk.logprobs or chunk.finish_reason or ids):
             return []
-        return [self._chunk(index, chunk.text, chunk.finish_reason, chunk.logprobs)]
+        return [self._chunk(index, chunk.text, chunk.finish_reason, chunk.logprobs, ids)]
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage, if it is asked for."""
@@ -52,25 +55,38 @@ class CompletionRenderer:
     def whole(self) -> Completion:
         """The response that is not streamed."""
         choices = [
-            self._choice(i, echo + answer.text, answer.finish_reason, answer.logprobs)
+            self._choice(
+                i, echo + answer.text, answer.finish_reason, answer.logprobs, answer.token_ids
+            )
             for i, (echo, answer) in enumerate(zip(self.echoes, self.answers.answers, strict=True))
         ]
         return self._completion(choices, usage(self.answers))
 
     def _chunk(
-        self, index: int, text: str, finish: str | None, logprobs: Sequence[TokenLogprob] = ()
+        self,
+        index: int,
+        text: str,
+        finish: str | None,
+        logprobs: Sequence[TokenLogprob] = (),
+        token_ids: Sequence[int] = (),
     ) -> Completion:
-        choice = self._choice(index, text, finish, logprobs)
+        choice = self._choice(index, text, finish, logprobs, token_ids)
         return self._completion([choice], None if self.include_usage else UNSET)
 
     def _choice(
-        self, index: int, text: str, finish: str | None, logprobs: Sequence[TokenLogprob]
+        self,
+        index: int,
+        text: str,
+        finish: str | None,
+        logprobs: Sequence[TokenLogprob],
+        token_ids: Sequence[int],
     ) -> CompletionChoice:
         return CompletionChoice(
             index=index,
             text=text,
             finish_reason=finish_reason(finish),
             logprobs=self.writers[index].write(logprobs) if self.writers and logprobs else None,
+            token_ids=list(token_ids) if self.token_ids else UNSET,
         )
 
     def _completion(

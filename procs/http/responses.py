@@ -39,6 +39,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     finish_reason: FinishReason | None
     logprobs: CompletionLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ async def completions(
         writers=[CompletionLogprobWriter() for _ in answers.answers]
         if params.logprobs is not None
         else [],
+        token_ids=bool(wanted.return_token_ids),
     )
     if wanted.stream:
         return await stream(request, answers, renderer)

@@ -101,11 +101,15 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/completions``. ``prompt``: text, texts, token ids, or lists of token ids."""
+    """``POST /v1/completions``. ``prompt``: text, texts, token ids, or lists of token ids.
+
+    ``return_token_ids``: choices carry ``token_ids``, as vLLM and SGLang have it.
+    """
 
     prompt: str | list[str | TokenId | list[TokenId]]
     echo: bool | None = None
     best_of: Int | None = None
+    return_token_ids: bool | None = None
     logprobs: Int | None = None
     suffix: str | None = None
 

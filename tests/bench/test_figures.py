@@ -63,9 +63,9 @@ def test_a_chain_that_ended_is_no_refusal() -> None:
 
 
 def test_a_histogram_gives_its_median_within_a_bin() -> None:
-    assert st.histogram_median([0, 2, 2, 0], 0.5) == pytest.approx(1.0)
-    assert st.histogram_median([1, 0, 4, 1], 1.0) == pytest.approx(2.5)
-    assert st.histogram_median([0, 0], 1.0) is None
+    assert figures.histogram_median([0, 2, 2, 0], 0.5) == pytest.approx(1.0)
+    assert figures.histogram_median([1, 0, 4, 1], 1.0) == pytest.approx(2.5)
+    assert figures.histogram_median([0, 0], 1.0) is None
 
 
 def test_shares_of_nothing_are_none() -> None:

@@ -125,6 +125,19 @@ def test_completions_stream(api: openai.OpenAI) -> None:
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 32)
 
 
+def test_token_ids_come_where_they_are_asked_for(api: openai.OpenAI, pipe: Client) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "hello", "temperature": 0}
+    more = {"return_token_ids": True}
+    expected = list(pipe.generate("hello", max_tokens=16).token_ids)
+    whole = api.completions.create(**asked, extra_body=more)
+    assert whole.choices[0].to_dict()["token_ids"] == expected
+    streamed = []
+    for chunk in api.completions.create(**asked, extra_body=more, stream=True):
+        streamed += chunk.choices[0].to_dict()["token_ids"]
+    assert streamed == expected
+    assert "token_ids" not in api.completions.create(**asked).choices[0].to_dict()
+
+
 def test_n_answers_differ_and_come_back_with_the_seed(api: openai.OpenAI) -> None:
     def texts(**more: Any) -> list[str | None]:
         answer = api.chat.completions.create(

@@ -1,0 +1,1 @@
+"""Pictures of results files: PNG, SVG, and one HTML page that holds them all."""
