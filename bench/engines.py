@@ -76,6 +76,9 @@ class PipelineEngine:
     def __init__(self, name: str, config: PipelineConfig) -> None:
         self.name = name
         self.facts = Facts()
+        # A pipeline that goes on without its draft is not what this row says it is.
+        run = msgspec.structs.replace(config.run, on_draft_failure="fail")
+        config = msgspec.structs.replace(config, run=run)
         self._supervisor = Supervisor(config, sink=Relay("warning"))
         self._client: Client | None = None
 

@@ -7,12 +7,13 @@ turn by hand-over number, so that a late reader never sees the next round's rows
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 
 from ipc.doorbell import Doorbell
-from ipc.segments import create_segment, open_segment
+from ipc.segments import create_or_open_segment, open_segment
 
 _HEADER = 16  # bytes a buffer: int64 number, int64 rows (-1: the draft has lost them)
 
@@ -32,7 +33,8 @@ class Handover:
 
     @classmethod
     def create(cls, path: Path, bell: Doorbell, slots: int, k: int, vocab: int) -> Handover:
-        memory = create_segment(path, cls.size_bytes(slots, k, vocab))
+        """The writing side; takes over from a writer that is gone. Numbers must not come again."""
+        memory = create_or_open_segment(path, cls.size_bytes(slots, k, vocab))
         return cls(memory, slots, k, vocab, bell)
 
     @classmethod
@@ -54,11 +56,16 @@ class Handover:
 
     def take(self, slot: int, number: int, length: int, timeout: float) -> np.ndarray | None:
         """The rows [length, V] of hand-over ``number`` (a view), None if lost or too late."""
-        side = number % 2
-        while self._header[slot, side, 0] != number:
-            if not self._bell.wait(timeout):
+        deadline = time.monotonic() + timeout
+        while not self.arrived(slot, number):
+            left = deadline - time.monotonic()
+            if not self._bell.wait(max(0.0, left)) and left <= 0:
                 return None
-            self._bell.drain()
+        side = number % 2
         if self._header[slot, side, 1] < length:
             return None
         return self._rows[slot, side, :length]
+
+    def arrived(self, slot: int, number: int) -> bool:
+        """Whether hand-over ``number`` has been made, be it to say that the rows are lost."""
+        return bool(self._header[slot, number % 2, 0] == number)

@@ -151,7 +151,8 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     """Answer to Ask("status").
 
     ``age``: seconds since the scheduler told what is said here of running and waiting requests,
-    processes and its counters; -1 if it has not yet.
+    processes and its counters; -1 if it has not yet. ``degraded``: what it serves without and why,
+    empty while the pipeline is whole.
     """
 
     id: str
@@ -165,6 +166,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     processes: tuple[ProcessState, ...] = ()
     counters: dict[str, float] = {}
     age: float = -1.0
+    degraded: str = ""
 
 
 ServerMessage = Chunk | Failure | StatusReply
@@ -319,11 +321,12 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected", array_like=True):
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, tag="stats", array_like=True):
-    """Counters and gauges of the scheduler, by name."""
+    """Counters and gauges of the scheduler, by name; ``degraded`` as in StatusReply."""
 
     token: int
     values: dict[str, float]
     processes: list[ProcessState]
+    degraded: str = ""
 
 
 FromScheduler = TokensOut | Rejected | SchedulerStats
@@ -432,12 +435,17 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
-    """One draft round; it replaces whatever branches the draft is still working on."""
+    """One draft round; it replaces whatever branches the draft is still working on.
+
+    ``fresh``: forget every sequence first. A draft that has just started waits for such a plan:
+    what it finds before it was meant for its predecessor. It is always answered by DraftTimes.
+    """
 
     round: int
     rows: list[DraftRow]
     begin: list[DraftStart] = []
     drop: list[int] = []
+    fresh: bool = False
 
 
 # ---------------------------------------------------------------- hot: draft -> scheduler

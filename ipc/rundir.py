@@ -173,6 +173,12 @@ class RunDir:
         """Path of a shared-memory file."""
         return self.path / f"{name}.shm"
 
+    def wipe(self) -> None:
+        """Remove what ended processes of the run left behind; no other one may be alive."""
+        for path in self.path.iterdir():
+            if path.name not in (runlock.LOCK, self.config.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def close(self) -> None:
         """Let go; remove the directory if this was the last hold. Idempotent."""
         fd, self._lock_fd = self._lock_fd, -1

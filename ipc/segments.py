@@ -94,6 +94,17 @@ def create_segment(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(Segment.create(path, nbytes).map, np.uint8)
 
 
+def create_or_open_segment(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
+    """The segment as uint8 [nbytes], made (zeroed) if missing; else with what it holds.
+
+    So a process that comes in the place of another one writes where its readers still look.
+    Raises ResourceError if memory is short, or the segment there has another size.
+    """
+    import numpy as np
+
+    return np.frombuffer(Segment.create_or_open(path, b"", nbytes).map, np.uint8)
+
+
 def open_segment(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
     """An existing segment as uint8 [nbytes].
 

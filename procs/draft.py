@@ -22,7 +22,7 @@ from ipc.messages import (
     DraftPlan,
     DraftTimes,
 )
-from ipc.segments import create_segment
+from ipc.segments import create_or_open_segment
 from models.kv_cache import KVCache
 from models.registry import load_model
 from models.transformer import Transformer
@@ -78,7 +78,7 @@ class _Worker:
         blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
         shape = (sizes.slots, sizes.branches, sizes.k)
         self._cache = SpeculationCache(
-            create_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
+            create_or_open_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
             *shape,
             create=True,
             vocab_size=sizes.vocab_size,
@@ -111,6 +111,7 @@ class _Worker:
             spin_us=spin_us(device),
         )
         self._notices = TypedSender.open(runtime, channels.DRAFT_NOTICES, DraftNotice)
+        self._begun = False
         runtime.log.info(
             "loaded",
             backend=model.backend.name,
@@ -126,12 +127,12 @@ class _Worker:
         while not self._runtime.stopping.is_set():
             self._runtime.alive()
             if plan is None:
-                plan = self._plans.recv(0 if lagging else POLL)
+                plan = self._receive(0 if lagging else POLL)
             if plan is None:
                 lagging = self._speculator.prefill()
                 continue
             lagging = True
-            waiting = self._plans.recv(0)
+            waiting = self._receive(0)
             self._speculator.apply(plan)
             if waiting is None:
                 with profiler.step(f"draft {plan.round}"):
@@ -157,10 +158,10 @@ class _Worker:
                 stamps[stage] = now
             # A backup chain has someone waiting for it; anything else yields to the next plan.
             if stage != "backup":
-                following = self._plans.recv(0)
+                following = self._receive(0)
                 if following is not None:
                     break
-        if not plan.rows:
+        if not plan.rows and not plan.fresh:
             return following
         times = DraftTimes(
             round=plan.round,
@@ -195,8 +196,14 @@ class _Worker:
         end = time.monotonic() + self._decide_seconds
         while time.monotonic() < end:
             if not self._cache.reader_waits:
-                return self._plans.recv(PLAN_SECONDS)
+                return self._receive(PLAN_SECONDS)
         return None
+
+    def _receive(self, timeout: float) -> DraftPlan | None:
+        """The next plan. What comes before the first fresh one was meant for a predecessor."""
+        plan = self._plans.recv(timeout)
+        self._begun = self._begun or (plan is not None and plan.fresh)
+        return plan if self._begun else None
 
     def _stages(self, plan: DraftPlan) -> Iterator[str]:
         return self._speculator.round(plan, self._answer)

@@ -1,9 +1,15 @@
-"""The scheduler's side of the draft: plans out, notices back, the waits for it."""
+"""The scheduler's side of the draft: plans out, notices back, the waits for it, life without it.
+
+A draft that dies, or that keeps the target waiting too long, is in *trouble* and left out: the
+target decodes alone. It is used again once it has answered a fresh plan, which makes it forget
+every sequence. Whether the same process has woken up or another one has come in its place makes no
+difference; what was sent before the fresh plan is done or skipped, and no record of it counts.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
@@ -11,22 +17,37 @@ from ipc.messages import DepthReady, DraftNotice, DraftPlan, DraftTimes
 from ipc.segments import open_segment
 from procs import channels
 from procs.runtime import Runtime
-from procs.waiting import Waiter
+from procs.waiting import PEER_POLL, STUCK, Waiter
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
+from ssd_pipe.errors import PeerLost
 
+DRAFT = "draft"
 DEPTH_POLL = 0.005  # seconds; bounds the loss where the draft misses that someone waits
+PATIENCE = 3.0  # most seconds the target is kept waiting for the draft
+GREETING = 10.0  # most seconds a new group waits for the draft's first answer
 
 
 class DraftPort:
-    """Opens the channels; the draft may come later."""
+    """Opens the channels; the draft may come later.
+
+    Attributes:
+        trouble: why the draft is not used, one line; empty while it is.
+        losses: how often it has been given up.
+    """
 
     def __init__(
         self, runtime: Runtime, sizes: Dimensions, waiter: Waiter, times: RoundTimes
     ) -> None:
+        run = runtime.config.run
+        self.trouble = f"{DRAFT}: starting"
+        self.losses = 0
+        self._needed = run.on_draft_failure == "fail"
+        self._patience = STUCK if self._needed else min(PATIENCE, run.beat_timeout / 2)
+        self._question = 0  # number of the fresh plan that is to be answered, 0 if none is
         self._runtime = runtime
         self._sizes = sizes
         self._waiter = waiter
@@ -49,8 +70,80 @@ class DraftPort:
 
     def send(self, plan: DraftPlan) -> None:
         """Give the draft its part of a step, if it has one."""
-        if plan.rows or plan.begin or plan.drop:
-            self._plans.send(plan)
+        if self.trouble or not (plan.rows or plan.begin or plan.drop):
+            return
+        try:
+            self._plans.send(plan, min(self._patience, PATIENCE))
+        except PeerLost:
+            self._give_up(f"{DRAFT}: takes no plans")
+
+    # ------------------------------------------------------------ with and without it
+
+    def look(self, planner: RoundPlanner, running: Iterable[Request], wait: float = 0.0) -> None:
+        """Between steps: leave out a draft in trouble, take in one that is out of it.
+
+        Sets ``planner.drafting``. ``wait``: seconds an answer may take that is due.
+        """
+        if absence := self._waiter.absence(DRAFT):
+            self._question = 0  # whoever comes next is asked anew
+            if self.trouble:
+                self.trouble = absence
+            else:
+                self._give_up(absence)
+        elif self.trouble:
+            self._ask(planner, wait)
+        if self.trouble:
+            if planner.drafting:
+                planner.suspend(running)
+        elif not planner.drafting:
+            planner.drafting = True
+            for request in running:
+                self.send(DraftPlan(round=0, rows=[], begin=[planner.begin(request)]))
+
+    def greet(self, planner: RoundPlanner) -> None:
+        """Begin with a draft that has just become ready."""
+        planner.drafting = False
+        started = time.monotonic()
+        while self.trouble and self._waiter.goes_on(started):
+            self.look(planner, (), wait=PEER_POLL)
+            reason = self._waiter.absence(DRAFT)
+            if not reason and time.monotonic() - started > GREETING:
+                reason = f"{DRAFT}: does not answer"
+            if self.trouble and reason:
+                self._give_up(reason)
+                return
+
+    def _ask(self, planner: RoundPlanner, wait: float) -> None:
+        """Ask for a sign of life that shows that nothing older is under way; see if it is there."""
+        if not self._question:
+            planner.round += 1
+            try:
+                self._plans.send(DraftPlan(round=planner.round, rows=[], fresh=True), 0)
+            except PeerLost:
+                return  # no room beside what it has not read yet
+            self._question = planner.round
+        while (notice := self._notices.recv(wait)) is not None:
+            if isinstance(notice, DraftTimes) and notice.round == self._question:
+                self._question = 0
+                self.trouble = ""
+                if self.losses:
+                    self._runtime.log.info("speculating again")
+                return
+
+    def _give_up(self, reason: str) -> None:
+        if self._needed:
+            raise PeerLost(reason)
+        self.trouble = reason
+        self.losses += 1
+        self._runtime.log.warning("degraded", reason=reason)
+
+    def _check(self, started: float, what: str) -> bool:
+        """Whether a wait for the draft is to go on. Raises PeerLost."""
+        if absence := self._waiter.absence(DRAFT):
+            self._give_up(absence)
+        elif time.monotonic() - started > self._patience:
+            self._give_up(f"{DRAFT}: no {what} within {self._patience:g} s")
+        return self._waiter.goes_on(started) and not self.trouble
 
     # ------------------------------------------------------------ waiting
 
@@ -63,6 +156,8 @@ class DraftPort:
     ) -> bool:
         """Wait for the chains the current draft round makes just in time; False when stopping.
 
+        A draft that does not bring them is in trouble.
+
         Args:
             waiting: requests by slot.
             backups: tokens asked for, by slot.
@@ -71,25 +166,25 @@ class DraftPort:
         pending = set(backups)
         started = time.monotonic()
         meanwhile()
-
-        def take(notice: DraftNotice) -> bool:
+        while pending and not self.trouble:
+            notice = self._notices.recv(PEER_POLL)
             if isinstance(notice, DraftTimes):
                 self._learn(planner, notice)
-            elif isinstance(notice, DepthReady):
-                pass  # of a wait that is over
+            elif notice is None or isinstance(notice, DepthReady):
+                pass  # nothing, or of a wait that is over
             elif notice.round == planner.round and notice.slot in pending:
                 pending.discard(notice.slot)
                 planner.take_backup(waiting[notice.slot], notice)
-            return not pending
-
-        if self._waiter.message(self._notices, "backup chain from the draft", take) is None:
-            return False
+            if pending and not self._check(started, "backup chain"):
+                break
         seconds = self._times.waited(time.monotonic() - started)
         self._times.backup_wait_seconds += seconds
         # Before a request's second token, the draft may have had its prompt to read first.
-        if all(len(waiting[slot].tokens) > waiting[slot].prompt_len + 1 for slot in backups):
+        if not pending and all(
+            len(waiting[slot].tokens) > waiting[slot].prompt_len + 1 for slot in backups
+        ):
             planner.times.observe("backup_step", seconds / max(backups.values()))
-        return True
+        return not self._runtime.stopping.is_set()
 
     def depth(self, planner: RoundPlanner, request: Request, batch: int) -> int:
         """Let a hit grow while that pays; returns when the wait was over, 0 if there was none.
@@ -109,7 +204,7 @@ class DraftPort:
                         if notice.round == planner.round:
                             planner.deepen(request)
                             break  # the draft has done what it will do
-                if not self._waiter.goes_on(started):
+                if not self._check(started, "token"):
                     return 0
         finally:
             planner.announce_wait(False)

@@ -60,10 +60,17 @@ Key = tuple[bytes, str]
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The requests of one Submit, one per answer wanted; ``rids`` are those still open."""
+    """The requests of one Submit, one per answer wanted.
+
+    Attributes:
+        answers: how many.
+        rids: those still open.
+        deadline: fails them when it comes; None where there is no time limit.
+    """
 
     answers: int
     rids: list[int] = field(default_factory=list)
+    deadline: asyncio.TimerHandle | None = None
 
 
 def run(runtime: Runtime) -> None:
@@ -228,6 +235,11 @@ class Frontend:
     ) -> None:
         self._counters["prompt_tokens"] += len(prepared.tokens)
         params = submit.params
+        if params.timeout is not None:
+            left = params.timeout - (time.monotonic_ns() - arrived) * 1e-9
+            group.deadline = asyncio.get_running_loop().call_later(
+                max(0.0, left), self._expire, key, params.timeout
+            )
         for index, noise in enumerate(prepared.keys):
             rid = next(self._new_rid)
             group.rids.append(rid)
@@ -264,7 +276,7 @@ class Frontend:
         if group is None:
             return  # it has just finished, or never was
         if not group.rids:  # still being tokenized
-            del self._groups[client, message.id]
+            self._forget((client, message.id))
             for index in range(group.answers):
                 last = Chunk(id=message.id, finish_reason="cancelled", index=index)
                 self._port.send(client, last)
@@ -294,6 +306,7 @@ class Frontend:
                 processes=tuple(stats.processes) if stats else (),
                 counters=values | own,
                 age=time.monotonic() - self._stats_at if stats else -1.0,
+                degraded=stats.degraded if stats else "",
             ),
         )
 
@@ -313,7 +326,7 @@ class Frontend:
             self._counters["lost_clients"] += 1
             self._runtime.log.info("client gone", requests=len(mine))
         for key in mine:
-            self._drop(self._groups.pop(key))
+            self._drop(self._forget(key))
 
     # ------------------------------------------------------------ to clients
 
@@ -342,9 +355,23 @@ class Frontend:
 
     def _refuse_key(self, key: Key, error: RequestError) -> None:
         """Fail a Submit; no other answer to it goes on."""
-        self._drop(self._groups.pop(key))
+        self._drop(self._forget(key))
         self._counters["rejected"] += 1
         self._port.fail(*key, error)
+
+    def _expire(self, key: Key, timeout: float) -> None:
+        """Fail a Submit whose time is up, wherever its requests are."""
+        self._drop(self._forget(key))
+        self._counters["timed_out"] += 1
+        self._runtime.log.info("timed out", id=key[1], timeout=timeout)
+        error = RequestError(504, f"the request has run out of time ({timeout:g} s)")
+        self._port.fail(*key, error)
+
+    def _forget(self, key: Key) -> Group:
+        group = self._groups.pop(key)
+        if group.deadline is not None:
+            group.deadline.cancel()
+        return group
 
     def _drop(self, group: Group) -> None:
         for rid in group.rids:
@@ -357,7 +384,7 @@ class Frontend:
         group = self._groups[key]
         group.rids.remove(request.rid)
         if not group.rids:
-            del self._groups[key]
+            self._forget(key)
 
     def _tell_scheduler(self, message: ToScheduler) -> None:
         self._requests.send(self._encoder.encode(message))
@@ -376,9 +403,9 @@ class Frontend:
         farewell = "the pipeline is stopping" if ordered else f"pipeline stopped: {reason}"
         for task in [*tasks, *self._tasks]:
             task.cancel()
-        for key in list(self._groups):
-            self._port.fail(*key, RequestError(503, farewell))
         told = len(self._groups)
-        self._groups.clear()
+        for key in list(self._groups):
+            self._forget(key)
+            self._port.fail(*key, RequestError(503, farewell))
         self._open.clear()
         return told

@@ -21,7 +21,7 @@ from procs.runtime import Runtime
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.dimensions import dimensions
 from ssd_pipe.endpoint import public_endpoint
-from ssd_pipe.gateway_address import BACKLOG, address, listen
+from ssd_pipe.gateway_address import BACKLOG, address, inherit_or_listen
 
 BEAT = 0.25  # seconds between signs of life
 SIGNALS = ("SIGTERM", "SIGINT")
@@ -33,7 +33,7 @@ LOOPBACK = ("127.", "::1", "localhost")
 
 def run(runtime: Runtime) -> None:
     """Body of the process "gateway". Raises ResourceError if the port cannot be had."""
-    with listen(runtime.config.gateway) as listener:
+    with inherit_or_listen(runtime.config.gateway) as listener:
         max_model_len = dimensions(runtime.config).max_model_len
         _allow_files(runtime.config.gateway.max_connections + SPARE_FILES)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -7,12 +7,10 @@ process dies (at once on this machine, by silence elsewhere), while the schedule
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import deque
 from types import TracebackType
-from typing import Any
 
 import msgspec
 import zmq
@@ -34,12 +32,10 @@ from ipc.messages import (
 from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE
 from procs.liveness import Wakeup, readable
 from procs.peer import Peer, local_pid
+from procs.roster import Roster
 from procs.runtime import Runtime, process_name
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import PeerLost
-
-LOADING_SILENCE = 60.0  # seconds; importing a large library can hold up even the beat thread
-LAST_WORDS = 0.2  # seconds between a process's death and taking it for one without a message
 
 
 class Hub:
@@ -56,15 +52,10 @@ class Hub:
             ResourceError: an address is in use.
         """
         self._runtime = runtime
-        self._digest = runtime.config.digest()
-        self._limit = runtime.config.run.beat_timeout
-        self._own_ready = False
-        self._lock = threading.Lock()
-        self._peers = {name: Peer(name) for name in expected_names(runtime.config)}
+        self._roster = Roster(expected_names(runtime.config), runtime.config, runtime.log)
         self._by_route: dict[bytes, Peer] = {}
-        self._first_loss = ""
         self._outbox: deque[HubMessage] = deque()
-        self._leaving = False
+        self._group: GroupReady | None = None
         self._closing = False
         self._wake = Wakeup()  # to the hub's thread
         self._news = Wakeup()  # to the scheduler
@@ -92,10 +83,9 @@ class Hub:
         deadline = time.monotonic() + timeout
         while True:
             self.raise_lost()
-            with self._lock:
-                late = {n: p.state for n, p in self._peers.items() if p.state != "ready"}
-                if not late:
-                    return {name: peer.facts for name, peer in self._peers.items()}
+            late = self._roster.late()
+            if not late:
+                return self._roster.facts()
             self._runtime.stopping.check()
             left = deadline - time.monotonic()
             if left <= 0:
@@ -106,44 +96,35 @@ class Hub:
 
     def announce(self, facts: dict[str, int]) -> None:
         """Tell everybody that the group is ready. From now on the scheduler must be ``alive``."""
-        self._own_ready = True
+        self._group = GroupReady(facts=facts)
+        self._roster.ready = True
         self._runtime.pulse.begin()
-        self.broadcast(GroupReady(facts=facts))
+        self.broadcast(self._group)
 
     def raise_lost(self) -> None:
-        """Raise PeerLost if any process has been lost, naming the first. Cheap."""
-        if self._first_loss:
-            raise PeerLost(self._first_loss)
+        """Raise PeerLost if a process the group needs has been lost, naming the first. Cheap."""
+        if self._roster.first_loss:
+            raise PeerLost(self._roster.first_loss)
+
+    def absence(self, name: str) -> str:
+        """Why a process that the group can do without is not there, empty while it is. Cheap."""
+        return self._roster.absence(name)
 
     def broadcast(self, message: HubMessage) -> None:
         """Send to every connected process. After Shutdown, their exits are no losses."""
-        self._leaving = self._leaving or isinstance(message, Shutdown)
+        self._roster.leaving = self._roster.leaving or isinstance(message, Shutdown)
         self._outbox.append(message)
         self._wake.set()
 
     def states(self) -> list[ProcessState]:
         """Every expected process and this one, as last seen."""
-        own = "stopping" if self._leaving else "ready" if self._own_ready else "starting"
-        with self._lock:
-            now = time.monotonic()
-            states = [
-                ProcessState(
-                    name=p.name,
-                    pid=p.pid,
-                    state=p.state or "starting",
-                    detail=p.detail,
-                    port=p.facts.get("port", 0),
-                    silent=now - p.last_heard if p.state else 0.0,
-                )
-                for p in self._peers.values()
-            ]
-        return [ProcessState(name=self._runtime.name, pid=os.getpid(), state=own), *states]
+        return self._roster.states(self._runtime.name)
 
     def close(self, reason: str = "scheduler stopped") -> None:
         """Tell everybody to shut down, deliver that, and stop listening. Idempotent."""
         if self._closing:
             return
-        if not self._leaving:
+        if not self._roster.leaving:
             self.broadcast(Shutdown(reason=reason))
         self._closing = True
         self._wake.set()
@@ -166,17 +147,17 @@ class Hub:
     # ------------------------------------------------------------ hub thread
 
     def _run(self) -> None:
-        interval = self._limit / BEATS_PER_TIMEOUT
+        interval = self._runtime.config.run.beat_timeout / BEATS_PER_TIMEOUT
         next_beat = time.monotonic() + interval
         while not self._closing:
-            now = time.monotonic()
-            due = min([next_beat, *(p.died + LAST_WORDS for p in self._peers.values() if p.died)])
-            ready = dict(self._poller.poll(max(1, round((due - now) * 1000))))
+            due = min(next_beat, self._roster.next_verdict()) - time.monotonic()
+            ready = dict(self._poller.poll(max(1, round(due * 1000))))
             self._wake.clear()
-            self._note_deaths(ready)
+            self._roster.note_deaths(ready, self._poller)
             for sock in self._sockets:
                 self._take(sock)
-            self._judge()
+            if self._roster.judge():
+                self._news.set()
             self._send_queued()
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + interval
@@ -185,7 +166,7 @@ class Hub:
         self._send_queued()
         for sock in self._sockets:
             sock.close()
-        for peer in self._peers.values():
+        for peer in self._roster.peers.values():
             peer.forget_process(self._poller)
 
     def _take(self, sock: zmq.Socket[bytes]) -> None:
@@ -203,83 +184,39 @@ class Hub:
             if isinstance(message, Hello):
                 self._hello(sock, route.bytes, message, local_pid(frame))
             elif (peer := self._by_route.get(route.bytes)) is not None:
-                self._hear(peer, message)
+                self._hear(route.bytes, peer, message)
 
     def _hello(self, sock: zmq.Socket[bytes], route: bytes, hello: Hello, pid: int) -> None:
-        peer = self._peers.get(hello.name)
-        refusal = ""
-        if peer is None:
-            refusal = f"this run has no process {hello.name!r}, it has {', '.join(self._peers)}"
-        elif peer.state == "dead":
-            refusal = f"{hello.name} has failed before, and the group is going down"
-        elif peer.state:
-            refusal = f"{hello.name} is connected already (pid {peer.pid})"
-        elif hello.config_digest != self._digest:
-            refusal = "it was started with another configuration than the scheduler"
-        if peer is None or refusal:
+        refusal = self._roster.refusal(hello)
+        if refusal:
             self._runtime.log.warning("refused", peer=hello.name, pid=hello.pid, reason=refusal)
             self._send(sock, route, Refused(refusal))
             return
-        with self._lock:
-            peer.connect(sock, pid or hello.pid)
+        peer = self._roster.join(hello.name, sock, pid or hello.pid)
+        # A predecessor's route goes: what it may still say is not this one's.
+        self._by_route = {r: p for r, p in self._by_route.items() if p is not peer}
         self._by_route[route] = peer
         if pid:
             peer.watch_process(self._poller)
-        self._runtime.log.info("connected", peer=hello.name, pid=peer.pid)
         self._send(
             sock, route, Welcome(self._runtime.rundir.name, transport=self._runtime.transport)
         )
 
-    def _hear(self, peer: Peer, message: PeerMessage) -> None:
+    def _hear(self, route: bytes, peer: Peer, message: PeerMessage) -> None:
         peer.last_heard = time.monotonic()
         if isinstance(message, Ready) and peer.state == "starting":
-            with self._lock:
-                peer.state, peer.facts = "ready", message.facts
-            self._runtime.log.info("peer ready", peer=peer.name, **message.facts)
+            self._roster.get_ready(peer, message)
+            if self._group is not None and peer.socket is not None:
+                self._send(peer.socket, route, self._group)  # the others have had it
             self._news.set()
-        elif isinstance(message, Failed):
-            self._lose(peer, message.message)
-
-    def _note_deaths(self, ready: dict[Any, int]) -> None:
-        for peer in self._peers.values():
-            if peer.pidfd >= 0 and peer.pidfd in ready:
-                peer.forget_process(self._poller)
-                peer.died = time.monotonic()
-
-    def _judge(self) -> None:
-        now = time.monotonic()
-        for peer in self._peers.values():
-            if peer.died:
-                if now - peer.died >= LAST_WORDS:
-                    peer.died = 0.0
-                    self._lose(peer, f"process {peer.pid} died")
-                continue
-            silence = self._limit
-            if peer.state == "starting":
-                silence = max(silence, LOADING_SILENCE)
-            if peer.state in {"starting", "ready"} and now - peer.last_heard > silence:
-                self._lose(peer, f"no heartbeat for {silence:g} s")
-
-    def _lose(self, peer: Peer, what: str) -> None:
-        if peer.state == "dead":
-            return
-        with self._lock:
-            peer.state, peer.detail = "dead", what
-            if not self._leaving:
-                self._first_loss = self._first_loss or f"{peer.name}: {what}"
-        if not self._leaving:
-            self._runtime.log.error("lost", peer=peer.name, reason=what, file_only=True)
-        self._news.set()
+        elif isinstance(message, Failed) and self._roster.lose(peer, message.message):
+            self._news.set()
 
     def _send_queued(self) -> None:
         while self._outbox:
             message = self._outbox.popleft()
             if isinstance(message, Shutdown):
-                with self._lock:
-                    for peer in self._peers.values():
-                        peer.state = (
-                            "stopping" if peer.state in {"starting", "ready"} else peer.state
-                        )
+                self._roster.leave()
             self._send_all(message)
 
     def _send_all(self, message: HubMessage) -> None:

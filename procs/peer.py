@@ -24,6 +24,7 @@ class Peer:
 
     def connect(self, sock: zmq.Socket[bytes], pid: int) -> None:
         self.socket, self.pid, self.state = sock, pid, "starting"
+        self.detail, self.facts = "", {}
         self.last_heard = time.monotonic()
 
     def watch_process(self, poller: zmq.Poller) -> None:

@@ -145,11 +145,14 @@ class _Loop:
         """Until the stop flag is up. Raises PeerLost when a process of the group is gone."""
         # Collections come when this process has nothing urgent to do (see _tell).
         gc.disable()
+        if self._draft is not None:
+            self._draft.greet(self._planner)
         while not self._runtime.stopping.is_set():
             self._runtime.alive()
             self._hub.raise_lost()
             if not self._scheduler.has_work:
                 self._times.idle()
+                self._look_for_draft()
                 self._flush_drops()
                 self._frontend.wait(IDLE_POLL)
                 self._receive()
@@ -158,6 +161,7 @@ class _Loop:
                 self._round()
 
     def _round(self) -> None:
+        self._look_for_draft()  # before slots change hands, see DraftPort.look
         step = self._scheduler.schedule()
         if step is None:
             return
@@ -177,7 +181,7 @@ class _Loop:
             self._planner.settle(emission, chain)
         queried = time.monotonic_ns()
         waited = 0
-        if self._draft is not None:
+        if self._draft is not None and self._planner.drafting:
             live = [emission.request for emission in emissions if not emission.finish]
             for request in live:
                 waited = self._draft.depth(self._planner, request, len(live)) or waited
@@ -214,7 +218,7 @@ class _Loop:
     def _run(self, step: Step) -> StepResult | None:
         """Have a step done by target and draft; returns its result, None when told to stop."""
         planner, draft = self._planner, self._draft
-        if draft is None:
+        if draft is None or not planner.drafting:
             self._send_step(step, {})
         else:
             decoding = {row.request.slot: row.request for row in step.decoding}
@@ -225,12 +229,15 @@ class _Loop:
                 draft.send(planner.plan_draft(step, backups, handovers))
                 if not draft.backups(planner, decoding, backups, self._tell):
                     return None
+                if draft.trouble:
+                    planner.suspend(self._scheduler.running)
+                    handovers = {}
                 self._send_step(step, handovers)
             else:
                 self._send_step(step, handovers)
                 draft.send(planner.plan_draft(step, backups, handovers))
         self._tell()
-        if draft is not None:
+        if draft is not None and planner.drafting:
             draft.drain(planner)
         self._receive()
         return self._target.result(step.number)
@@ -239,6 +246,10 @@ class _Loop:
         plan = step.to_plan(handovers)
         self._sent_ns = time.monotonic_ns()
         self._target.send(plan)
+
+    def _look_for_draft(self) -> None:
+        if self._draft is not None:
+            self._draft.look(self._planner, self._scheduler.running)
 
     def _outcomes(self, step: Step, result: StepResult, chains: dict[int, int]) -> list[RowOutcome]:
         """The step's outcomes, or what replays others in their place."""
@@ -254,7 +265,7 @@ class _Loop:
     def _flush_drops(self) -> None:
         """Let the draft free its blocks although no step is coming."""
         dropped = self._scheduler.take_dropped()
-        if dropped and self._draft is not None:
+        if dropped and self._draft is not None and self._planner.drafting:
             self._draft.send(DraftPlan(round=0, rows=[], drop=dropped))
 
     # ------------------------------------------------------------ requests
@@ -276,8 +287,11 @@ class _Loop:
             elif isinstance(message, AbortRequest):
                 self._abort(message)
             elif isinstance(message, StatsRequest):
-                stats = SchedulerStats(message.token, self._stats(), self._hub.states())
-                self._frontend.send(stats)
+                trouble = self._draft.trouble if self._draft is not None else ""
+                stats = self._stats()
+                self._frontend.send(
+                    SchedulerStats(message.token, stats, self._hub.states(), trouble)
+                )
 
     def _add(self, message: AddRequest) -> None:
         request = Request.from_message(message, self._planner.hash0(message.key), BlockTable())
@@ -375,6 +389,9 @@ class _Loop:
             "finished_requests": self._finished_requests,
             "output_tokens": self._output_tokens,
         }
+        if self._draft is not None:
+            values["degraded"] = float(bool(self._draft.trouble))
+            values["draft_losses"] = self._draft.losses
         totals = msgspec.structs.asdict(self._times) | msgspec.structs.asdict(
             self._planner.counters
         )

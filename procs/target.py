@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ssd_pipe.verification.graphed import GraphedSteps
 
 POLL = 0.5  # seconds between looks at the stop flag
-HANDOVER_TIMEOUT = 2.0  # seconds; a draft that is later has died or lost the distributions
+HANDOVER_TIMEOUT = 2.0  # seconds; a draft that is later has died or hangs
 
 
 def run(runtime: Runtime) -> None:
@@ -144,12 +144,16 @@ def _log(plan: StepPlan, result: StepResult, runtime: Runtime) -> None:
 
 
 class _Proposals:
-    """Draft distributions out of shared memory, mapped at first use: the draft makes them."""
+    """Draft distributions out of shared memory, mapped at first use: the draft makes them.
+
+    A draft that was late once is not waited for again until one of its hand-overs is there in time.
+    """
 
     def __init__(self, runtime: Runtime, sizes: Dimensions) -> None:
         self._rundir = runtime.rundir
         self._sizes = sizes
         self._handover: Handover | None = None
+        self._in_time = True
 
     def __call__(self, slot: int, number: int, length: int) -> torch.Tensor | None:
         if self._handover is None:
@@ -161,5 +165,7 @@ class _Proposals:
                 sizes.k,
                 sizes.vocab_size,
             )
-        rows = self._handover.take(slot, number, length, HANDOVER_TIMEOUT)
+        timeout = HANDOVER_TIMEOUT if self._in_time else 0.0
+        rows = self._handover.take(slot, number, length, timeout)
+        self._in_time = self._handover.arrived(slot, number)
         return None if rows is None else torch.from_numpy(rows)

@@ -42,6 +42,10 @@ class Waiter:
                 raise PeerLost(f"no {what} within {STUCK:.0f} s")
         return None
 
+    def absence(self, name: str) -> str:
+        """Why a process that the group can do without is not there, empty while it is."""
+        return self._hub.absence(name)
+
     def goes_on(self, started: float) -> bool:
         """Whether a wait begun at ``started`` (monotonic seconds) is to go on. Raises PeerLost."""
         self._runtime.alive()

@@ -45,7 +45,13 @@ class Child:
         tail: the last lines it wrote to stderr.
     """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         self.name = name
         self.signalled: int | None = None
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -57,6 +63,7 @@ class Child:
             stderr=subprocess.PIPE,
             bufsize=0,
             process_group=0,
+            pass_fds=tuple(pass_fds),
         )
         self.pid = self.process.pid
         self.pidfd = os.pidfd_open(self.pid)

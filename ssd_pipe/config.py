@@ -19,6 +19,8 @@ Rule = Literal["shared_noise", "rejection"]
 Allocation = Literal["fixed", "uniform", "geometric", "confidence"]
 Backup = Literal["auto", "jit", "ngram", "none"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+OnFailure = Literal["stop", "restart"]
+OnDraftFailure = Literal["degrade", "fail"]
 FanOut = int | list[int]
 
 MAX_K = 32
@@ -162,6 +164,13 @@ class RunSection(Section, frozen=True, kw_only=True):
         grace: seconds between TERM and KILL.
         torch_profiler: target steps and draft rounds, from the first, whose operators and kernels
             torch.profiler records into the log folder; see ``procs.profiling``.
+        on_failure: what the supervisor does when a process dies or hangs once the group has been
+            ready: "stop" ends the group, "restart" brings it back. A group that never became
+            ready ends in any case.
+        on_draft_failure: "degrade" goes on without a lost draft, as mode ar does, until there is a
+            new one; "fail" takes it for any other process.
+        max_restarts: restarts in a row, of the group or of one process, before it is given up.
+        restart_window: seconds of service after which earlier restarts are forgotten.
     """
 
     name: str = ""
@@ -175,6 +184,10 @@ class RunSection(Section, frozen=True, kw_only=True):
     beat_timeout: float = 10.0
     grace: float = 5.0
     torch_profiler: int = 0
+    on_failure: OnFailure = "stop"
+    on_draft_failure: OnDraftFailure = "degrade"
+    max_restarts: int = 5
+    restart_window: float = 300.0
 
 
 class GatewaySection(Section, frozen=True, kw_only=True):
@@ -316,6 +329,8 @@ def _check_ranges(config: PipelineConfig) -> None:
     within("run.beat_timeout", run.beat_timeout, 0.5, 3600)
     within("run.grace", run.grace, 0.1, 600)
     within("run.torch_profiler", run.torch_profiler, 0, MAX_PROFILED)
+    within("run.max_restarts", run.max_restarts, 1, 1000)
+    within("run.restart_window", run.restart_window, 1, 86400)
     if run.name and not all(c.isalnum() or c in "-_." for c in run.name):
         raise ConfigError("run.name", f"letters, digits, '-', '_' and '.' only, got {run.name!r}")
 

@@ -9,6 +9,8 @@ from ssd_pipe.config import GatewaySection
 from ssd_pipe.errors import ResourceError
 
 BACKLOG = 1024
+LISTENER_VARIABLE = "SSD_GATEWAY_FD"
+"""Names the descriptor of a listening socket that a gateway inherits from its supervisor."""
 
 
 def listen(gateway: GatewaySection) -> socket.socket:
@@ -24,6 +26,17 @@ def listen(gateway: GatewaySection) -> socket.socket:
         number = None if isinstance(error, socket.gaierror) else error.errno
         reason = os.strerror(number) if number else error.strerror or str(error)
         raise ResourceError(f"gateway.port: cannot listen on {where}: {reason}") from None
+
+
+def inherit_or_listen(gateway: GatewaySection) -> socket.socket:
+    """The socket a supervisor has passed on, else one of its own. Raises as ``listen``."""
+    inherited = os.environ.pop(LISTENER_VARIABLE, "")
+    if not inherited:
+        return listen(gateway)
+    try:
+        return socket.socket(fileno=int(inherited))
+    except (ValueError, OSError) as error:
+        raise ResourceError(f"{LISTENER_VARIABLE}={inherited}: no socket: {error}") from None
 
 
 def address(gateway: GatewaySection, port: int) -> str:

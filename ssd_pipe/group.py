@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from ssd_pipe.children import Child
 from ssd_pipe.relay import Sink
@@ -15,6 +17,13 @@ TURN = 0.05  # seconds between looks while something is about to happen
 BLAME_WINDOW = 1.0  # seconds in which the exits that follow a failure are collected
 KILL_WAIT = 3.0
 DRAIN_WAIT = 0.5
+
+
+class Blame(NamedTuple):
+    """The process that began a failure, and the failure in one line that names it."""
+
+    name: str
+    failure: str
 
 
 class ProcessGroup:
@@ -31,16 +40,22 @@ class ProcessGroup:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by process name."""
-        return {name: child.pid for name, child in self._children.items()}
+        return {name: child.pid for name, child in list(self._children.items())}
 
     @property
     def broken(self) -> bool:
         """Whether any process has exited."""
         return any(not child.running for child in self._children.values())
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process. Raises OSError if the machine cannot."""
-        child = Child(name, command, environment)
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start a process that inherits ``pass_fds``. Raises OSError if the machine cannot."""
+        child = Child(name, command, environment, pass_fds)
         self._children[name] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ)
         for pipe in child.pipes:
@@ -66,7 +81,7 @@ class ProcessGroup:
                 if key.fd not in child.pipes:
                     self._selector.unregister(key.fd)
 
-    def blame(self) -> str:
+    def blame(self) -> Blame:
         """The process whose end began the failure, and why it ended.
 
         Its peers leave within moments, some before it: those of them that a signal ended or that
@@ -83,19 +98,20 @@ class ProcessGroup:
                     exited.append(child)
         cause = min(exited, key=self._innocence)
         reason = cause.explain()
-        return reason if self._names_a_peer(cause) else f"{cause.name}: {reason}"
+        peer = self._missed_peer(cause)
+        return Blame(peer, reason) if peer else Blame(cause.name, f"{cause.name}: {reason}")
 
     def _innocence(self, child: Child) -> int:
         if child.died_alone:
             return 0
         if child.process.poll() == 0:
             return 3
-        return 2 if self._names_a_peer(child) else 1
+        return 2 if self._missed_peer(child) else 1
 
-    def _names_a_peer(self, child: Child) -> bool:
-        """Whether what it says of its end is about another process (``target-0: ...``)."""
+    def _missed_peer(self, child: Child) -> str:
+        """The other process that it names as the reason of its end (``target-0: ...``), or ""."""
         subject = child.explain().split(maxsplit=1)[0].rstrip(":")
-        return subject != child.name and subject in self._children
+        return subject if subject != child.name and subject in self._children else ""
 
     def tear_down(
         self, stages: Sequence[Sequence[str]], grace: float, hurry: Callable[[], bool]
@@ -113,18 +129,56 @@ class ProcessGroup:
             for child in stage:
                 child.send(signal.SIGTERM)
             self._until_gone(stage, begun + grace * number / len(stages), hurry)
-        for child in self._children.values():
+        everything = list(self._children.values())
+        for child in everything:
             if child.running:
                 self._sink.event("warning", "killing", name=child.name, pid=child.pid)
                 child.send(signal.SIGKILL)
-        self._until_gone(list(self._children.values()), time.monotonic() + KILL_WAIT)
-        self._drain()
+        self._until_gone(everything, time.monotonic() + KILL_WAIT)
+        self._drain(everything)
 
     def await_exit(
         self, roles: Sequence[str], seconds: float, hurry: Callable[[], bool] = bool
     ) -> None:
         """Give the processes of these roles time to end by themselves; ``hurry`` ends it."""
         self._until_gone(self._of(roles), time.monotonic() + seconds, hurry)
+
+    def remove(self, name: str) -> bool:
+        """KILL one process if it still runs, reap and forget it; False if it cannot be killed."""
+        child = self._children[name]
+        if child.running:
+            self._sink.event("warning", "killing", name=name, pid=child.pid)
+            child.send(signal.SIGKILL)
+            self._until_gone([child], time.monotonic() + KILL_WAIT)
+        if child.running:
+            self._report_unkillable(child)
+            return False
+        self._drain([child])
+        for fd in (child.pidfd, *child.pipes):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(fd)
+        child.close()
+        del self._children[name]
+        return True
+
+    def clear(self) -> bool:
+        """``remove`` everything; False if a process could not be killed."""
+        gone = [self.remove(name) for name in list(self._children)]
+        return all(gone)
+
+    def close(self) -> None:
+        """Reap everything; the object is of no more use."""
+        self._closed = True
+        for child in self._children.values():
+            if child.running:
+                self._report_unkillable(child)
+            else:
+                child.close()
+        self._selector.close()
+        os.close(self._wake)
+
+    def _report_unkillable(self, child: Child) -> None:
+        self._sink.event("error", "cannot be killed", name=child.name, pid=child.pid)
 
     def _of(self, roles: Sequence[str]) -> list[Child]:
         return [c for c in self._children.values() if c.name.partition("-")[0] in roles]
@@ -137,19 +191,8 @@ class ProcessGroup:
                 return
             self.turn(TURN)
 
-    def _drain(self) -> None:
+    def _drain(self, group: list[Child]) -> None:
         """Pass on what is left in the pipes; a grandchild may hold one open for ever."""
         until = time.monotonic() + DRAIN_WAIT
-        while any(c.pipes for c in self._children.values()) and time.monotonic() < until:
+        while any(c.pipes for c in group) and time.monotonic() < until:
             self.turn(TURN)
-
-    def close(self) -> None:
-        """Reap everything; the object is of no more use."""
-        self._closed = True
-        for child in self._children.values():
-            if child.running:
-                self._sink.event("error", "cannot be killed", name=child.name, pid=child.pid)
-            else:
-                child.close()
-        self._selector.close()
-        os.close(self._wake)

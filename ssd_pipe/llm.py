@@ -179,7 +179,8 @@ class LLM:
         """The error with what the pipeline said last, if it is the pipeline's own end."""
         if isinstance(error, RequestError) and error.code != 503:
             return error
-        words = self._process.last_words(self.config.run.grace + STOP_MARGIN)
+        ends = self.config.run.on_failure == "stop"  # else it is being restarted
+        words = self._process.last_words(self.config.run.grace + STOP_MARGIN if ends else 0.0)
         if words is None:
             return error
         line, output = words

@@ -15,6 +15,7 @@ MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_CHOICES = 128
 MAX_FORMAT_BYTES = 64 << 10
+MAX_TIMEOUT = 86400  # seconds
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ``{"type": "text"}``, ``json_object``, ``json_schema`` (with ``json_schema.schema``),
             and ours, ``regex`` (with ``regex``) and ``choice`` (with ``choice``, a list of texts).
         n: answers wanted; each has its own noise, derived from the seed.
+        timeout: seconds after its arrival at which a request that has not ended fails (504),
+            wherever it is; None = no limit.
     """
 
     max_tokens: int = 128
@@ -64,6 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     n: int = 1
+    timeout: float | None = None
 
     def validate(self) -> None:
         """Raise RequestError (400) naming the first field that is out of range."""
@@ -104,6 +108,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             f"must be 0..{MAX_LOGPROBS}",
         )
         check(1 <= self.n <= MAX_CHOICES, "n", f"must be 1..{MAX_CHOICES}")
+        check(
+            self.timeout is None or 0 < self.timeout <= MAX_TIMEOUT,
+            "timeout",
+            f"must be a positive number of seconds, at most {MAX_TIMEOUT}",
+        )
         self._validate_bias()
 
     def _validate_bias(self) -> None:

@@ -1,16 +1,20 @@
 """Starts the processes of a pipeline, waits until they are ready, watches them, ends them in order.
 
 One thread owns the group from the first start to the last exit: children that ask the kernel to
-die with their parent die with the *thread* that started them.
+die with their parent die with the *thread* that started them. Under ``run.on_failure = "restart"``
+a group that failed is ended like any other, its run directory is emptied, and it is started again
+in the same place: same run, same public endpoint, same HTTP port.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import enum
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,27 +22,24 @@ import msgspec
 from ipc.messages import ProcessState
 from ipc.rundir import RunDir
 from ssd_pipe import preflight
-from ssd_pipe.children import command_for
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.endpoint import public_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
 from ssd_pipe.footprint import shared_bytes
 from ssd_pipe.gateway_address import address, listen
-from ssd_pipe.group import TURN, ProcessGroup
+from ssd_pipe.group import ProcessGroup
+from ssd_pipe.launch import Launcher
+from ssd_pipe.life import Life
 from ssd_pipe.logs import log_folder
 from ssd_pipe.relay import Relay, Sink
-from ssd_pipe.status_probe import StatusProbe
-from ssd_pipe.threads import check_cpus, thread_environment
+from ssd_pipe.restarts import RestartBudget
+from ssd_pipe.threads import check_cpus
 
 STOP_STAGES = (("gateway",), ("frontend",), ("scheduler",), ("target", "draft"))
 # The gateway hears of a failure from the hub, and then tells its clients for a moment.
 FAILED_STAGES = (*STOP_STAGES[1:], STOP_STAGES[0])
 TELLING_WAIT = 1.0  # seconds for scheduler and frontend to tell clients what failed, and end
-READY_TURN = 0.25  # seconds between looks
-READY_PROBE = 0.5  # seconds between questions to a ready pipeline
 FAILED_GRACE = 5.0  # most seconds between TERM and KILL after a failure
-NOTE_EVERY = 15.0  # seconds between signs of life of a slow start
-OWN_PAUSE = 2.0  # a turn longer than this means that the supervisor itself was stopped
 
 
 class GroupState(enum.Enum):
@@ -47,6 +48,7 @@ class GroupState(enum.Enum):
     NEW = "new"
     STARTING = "starting"
     READY = "ready"
+    RESTARTING = "restarting"
     STOPPING = "stopping"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -59,8 +61,10 @@ class Supervisor:
 
     Attributes:
         config: the configuration; after ``start`` with the run's real name.
-        state: see GroupState; FAILED lasts until the next object.
-        failure: which process failed and why, one line; empty while nothing has.
+        state: see GroupState; FAILED lasts until the next object, or until the group is restarted.
+        failure: which process failed and why, one line; empty while nothing has, and again when
+            the group is restarted.
+        restarts: how often the whole group has been restarted.
         endpoint: public ZeroMQ address, after ``start``.
         log_dir: folder of this run's logs, after ``start``.
     """
@@ -72,18 +76,20 @@ class Supervisor:
         self.config = config
         self.state = GroupState.NEW
         self.failure = ""
+        self.restarts = 0
         self.endpoint = ""
         self.log_dir = Path()
         self._sink: Sink = sink if sink is not None else Relay(config.run.log_level)
         self._ready_file = ready_file
         self._group = ProcessGroup(self._sink)
-        self._processes: tuple[ProcessState, ...] = ()
+        self._budget = RestartBudget(config.run.max_restarts, config.run.restart_window)
+        self._life: Life | None = None
         self._stop_reason = ""
         self._hurry = False
         self._ready_or_over = threading.Event()
         self._finished = threading.Event()
         self._thread: threading.Thread | None = None
-        self._run_dir: RunDir | None = None
+        self._held = contextlib.ExitStack()
 
     # ------------------------------------------------------------ for the owner of the group
 
@@ -98,22 +104,21 @@ class Supervisor:
         sizes = preflight.check_models(self.config)
         if self.config.run.endpoint:
             preflight.check_endpoint_free(self.config.run.endpoint)
-        if self.config.gateway.enabled:
-            listen(self.config.gateway).close()
         run = self.config.run
         needed = shared_bytes(self.config, sizes.vocab_size, sizes.max_model_len)
-        self._run_dir = RunDir.create(run.shm_dir, run.name, needed)
-        try:
-            self._enter(self._run_dir)
+        with contextlib.ExitStack() as held:
+            listener = None
+            if self.config.gateway.enabled:
+                listener = held.enter_context(listen(self.config.gateway))
+            run_dir = held.enter_context(RunDir.create(run.shm_dir, run.name, needed))
+            self._enter(run_dir)
             if mismatch := preflight.tokenizer_mismatch(self.config):
                 self._sink.event("warning", mismatch)
-            probe = StatusProbe(self.endpoint, TURN)
-        except BaseException:
-            self._run_dir.close()
-            raise
+            self._held = held.pop_all()
         self.state = GroupState.STARTING
+        launcher = Launcher(self.config, listener)
         self._thread = threading.Thread(
-            target=self._supervise, args=(probe,), name="supervisor", daemon=True
+            target=self._supervise, args=(launcher, run_dir), name="supervisor", daemon=True
         )
         atexit.register(self.stop)
         self._thread.start()
@@ -140,7 +145,7 @@ class Supervisor:
         self._group.wake()
 
     def stop(self, reason: str = "asked to stop") -> int:
-        """End the group and return its exit status: 0, or 1 if a process had failed."""
+        """End the group and return its exit status: 0, or 1 if it ended because of a failure."""
         if self._thread is not None and not self._finished.is_set():
             if not self._stop_reason:
                 self.request_stop(reason)
@@ -178,84 +183,47 @@ class Supervisor:
         self.log_dir = log_folder(run.log_dir, run.name)
         self._sink.open_file(self.log_dir / "supervisor.jsonl")
         _write_atomically(run_dir.config, msgspec.json.encode(self.config))
-        if self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
+        self._remove_ready_file()
 
-    def _supervise(self, probe: StatusProbe) -> None:
+    def _supervise(self, launcher: Launcher, run_dir: RunDir) -> None:
         try:
             try:
-                self._start_children()
-                self._watch(probe)
+                self._live(launcher)
+                while self.failure and self._make_room(run_dir):
+                    self._live(launcher)
             except Exception as error:
                 # Whatever happens here, the children must not outlive it.
                 self._fail(f"supervisor: {type(error).__name__}: {error}")
             if not self.failure:
                 self.state = GroupState.STOPPING
                 self._sink.event("info", "stopping", reason=self._stop_reason)
-            stages = FAILED_STAGES if self.failure else STOP_STAGES
-            grace = self.config.run.grace
-            if self.failure:
-                grace = min(grace, FAILED_GRACE)
-                self._group.await_exit(("scheduler", "frontend"), TELLING_WAIT, lambda: self._hurry)
-            self._group.tear_down(stages, grace, lambda: self._hurry)
+            self._end_processes()
         finally:
-            probe.close()
             self._leave()
 
-    def _start_children(self) -> None:
-        ranks = {
-            "target": self.config.target.tp,
-            "draft": int(self.config.speculative),
-            "gateway": int(self.config.gateway.enabled),
-        }
-        run = self.config.run
-        for role in ("scheduler", "target", "draft", "frontend", "gateway"):
-            environment = {**os.environ, **thread_environment(self.config, role)}
-            environment |= {"PYTHONUNBUFFERED": "1", "SSD_SUPERVISOR_PID": str(os.getpid())}
-            for rank in range(ranks.get(role, 1)):
-                name = f"target-{rank}" if role == "target" else role
-                command = command_for(role, rank, run.name, run.shm_dir)
-                self._group.start(name, command, environment)
+    def _live(self, launcher: Launcher) -> None:
+        """One life of the group, until it is asked to stop or has failed."""
+        self.state = GroupState.STARTING
+        life = Life(
+            self.config,
+            self._group,
+            launcher,
+            self._sink,
+            self.endpoint,
+            lambda: bool(self._stop_reason),
+        )
+        with life:
+            self._life = life
+            if life.begin():
+                self._announce(life.processes)
+                life.serve()
+        if life.failure:
+            self._fail(life.failure)
 
-    def _watch(self, probe: StatusProbe) -> None:
-        """Until asked to stop or something has failed."""
-        deadline = time.monotonic() + self.config.run.ready_timeout
-        last_turn = last_note = time.monotonic()
-        while not self._stop_reason and not self.failure:
-            self._group.turn(TURN if self.state is GroupState.STARTING else READY_TURN)
-            now = time.monotonic()
-            if now - last_turn > OWN_PAUSE:
-                deadline += now - last_turn
-                probe.answered = now if probe.answered is not None else None
-            last_turn = now
-            if self._group.broken:
-                self._fail(self._group.blame())
-            elif reply := probe.poll(now):
-                self._processes = reply.processes
-                self._take(reply.processes, probe)
-            elif self.state is GroupState.STARTING:
-                if now - last_note > NOTE_EVERY:
-                    last_note = now
-                    self._sink.event("info", "still starting", waiting_for=self._slow())
-                if now > deadline:
-                    waited = f"{self.config.run.ready_timeout:g} s"
-                    self._fail(f"{self._slow()}: not ready within {waited}")
-            elif now - (probe.answered or now) > self.config.run.beat_timeout:
-                self._fail(f"frontend: no answer for {self.config.run.beat_timeout:g} s")
-
-    def _take(self, processes: tuple[ProcessState, ...], probe: StatusProbe) -> None:
-        for process in processes:
-            if process.state == "dead":
-                self._fail(f"{process.name}: {process.detail or 'stopped answering'}")
-                return
-        if self.state is GroupState.STARTING and _all_ready(processes, set(self.pids)):
-            self.state = GroupState.READY
-            probe.interval = READY_PROBE
-            self._announce()
-
-    def _announce(self) -> None:
+    def _announce(self, processes: tuple[ProcessState, ...]) -> None:
+        self.state = GroupState.READY
         facts = {"run": self.config.run.name, "endpoint": self.endpoint}
-        for process in self._processes:
+        for process in processes:
             if process.port:
                 facts["http"] = address(self.config.gateway, process.port)
         if self._ready_file is not None:
@@ -269,17 +237,46 @@ class Supervisor:
         self.state = GroupState.FAILED
         self._sink.event("error", "failed", reason=failure)
 
-    def _slow(self) -> str:
-        """Names of the processes that are not ready yet."""
-        ready = {p.name for p in self._processes if p.state == "ready"}
-        return ", ".join(name for name in self.pids if name not in ready)
+    def _make_room(self, run_dir: RunDir) -> bool:
+        """After a failure: make room for another life of the group; False if there will be none."""
+        was_ready = self._ready_or_over.is_set()
+        if self.config.run.on_failure != "restart" or not was_ready or self._stop_reason:
+            return False
+        wait = self._budget.take(self._life.served if self._life is not None else 0.0)
+        if wait is None:
+            self.failure += f" (given up, restarts in a row: {self._budget.spent})"
+            return False
+        self.state = GroupState.RESTARTING
+        self._sink.event("warning", "restarting", reason=self.failure, seconds=wait)
+        self._remove_ready_file()
+        self._end_processes()
+        # A process that cannot be killed still holds what its successor would need.
+        if not self._group.clear():
+            return False
+        run_dir.wipe()
+        self.failure = ""
+        until = time.monotonic() + wait
+        while not self._stop_reason and (left := until - time.monotonic()) > 0:
+            self._group.turn(left)
+        self.restarts += not self._stop_reason
+        return not self._stop_reason
+
+    def _end_processes(self) -> None:
+        stages: Sequence[Sequence[str]] = STOP_STAGES
+        grace = self.config.run.grace
+        if self.failure:
+            stages, grace = FAILED_STAGES, min(grace, FAILED_GRACE)
+            self._group.await_exit(("scheduler", "frontend"), TELLING_WAIT, lambda: self._hurry)
+        self._group.tear_down(stages, grace, lambda: self._hurry)
+
+    def _remove_ready_file(self) -> None:
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
 
     def _leave(self) -> None:
         self._group.close()
-        if self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
-        if self._run_dir is not None:
-            self._run_dir.close()
+        self._remove_ready_file()
+        self._held.close()
         if not self.failure:
             self.state = GroupState.STOPPED
         self._sink.event("info", "stopped", status=self.exit_status)
@@ -287,10 +284,6 @@ class Supervisor:
         atexit.unregister(self.stop)
         self._finished.set()
         self._ready_or_over.set()
-
-
-def _all_ready(processes: tuple[ProcessState, ...], expected: set[str]) -> bool:
-    return expected <= {p.name for p in processes if p.state == "ready"}
 
 
 def _write_atomically(path: Path, content: bytes) -> None:

@@ -174,7 +174,8 @@ def test_rejection_rule_runs_and_greedy_stays_greedy(
 def test_a_killed_process_ends_the_group(
     victim: str, pair: tuple[Path, Path], tmp_path: Path, shm_dir: Path
 ) -> None:
-    with pipeline(pair, tmp_path, shm_dir, "ssd") as run:
+    strict = ("--set", "run.on_draft_failure=fail")
+    with pipeline(pair, tmp_path, shm_dir, "ssd", *strict) as run:
         pids = run.facts["pids"]
         stream = run.client.stream(
             token_ids=encode("endless"), params=SamplingParams(max_tokens=190, ignore_eos=True)

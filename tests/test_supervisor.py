@@ -99,7 +99,7 @@ def test_a_killed_process_is_blamed_before_those_that_left_because_of_it(
     start(group, "draft", "import sys\nprint('error: target-0: gone', file=sys.stderr)\nexit(1)")
     turn_until(group, lambda: group.broken and "target-0" in lines.greeted())
     os.kill(group.pids["target-0"], signal.SIGKILL)
-    assert group.blame() == "target-0: was killed by SIGKILL"
+    assert group.blame() == ("target-0", "target-0: was killed by SIGKILL")
 
 
 def test_a_process_that_failed_is_blamed_before_its_peers(
@@ -109,7 +109,7 @@ def test_a_process_that_failed_is_blamed_before_its_peers(
     start(group, "scheduler", peer)
     turn_until(group, lambda: group.broken)
     start(group, "target-0", "import sys\nprint('error: no weight', file=sys.stderr)\nexit(1)")
-    assert group.blame() == "target-0: no weight"
+    assert group.blame() == ("target-0", "target-0: no weight")
 
 
 def test_a_peer_that_did_not_exit_is_named_by_the_one_that_missed_it(group: ProcessGroup) -> None:
@@ -117,13 +117,14 @@ def test_a_peer_that_did_not_exit_is_named_by_the_one_that_missed_it(group: Proc
     said = "error: target-0: no heartbeat for 10 s"
     start(group, "scheduler", f"import sys\nprint({said!r}, file=sys.stderr)\nexit(1)")
     turn_until(group, lambda: group.broken)
-    assert group.blame() == "target-0: no heartbeat for 10 s"
+    assert group.blame() == ("target-0", "target-0: no heartbeat for 10 s")
 
 
 def test_the_last_line_explains_an_exit_without_an_error_line(group: ProcessGroup) -> None:
     start(group, "draft", "raise ValueError('from deep inside')")
     turn_until(group, lambda: group.broken)
-    assert group.blame() == "draft: exited with status 1: ValueError: from deep inside"
+    reason = "draft: exited with status 1: ValueError: from deep inside"
+    assert group.blame() == ("draft", reason)
 
 
 def test_ends_stage_by_stage(group: ProcessGroup, lines: Lines) -> None:

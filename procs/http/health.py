@@ -8,6 +8,7 @@ import msgspec
 
 from ipc.messages import ProcessState, StatusReply
 from ssd_pipe.async_client import AsyncClient
+from ssd_pipe.config import RunSection
 from ssd_pipe.errors import SsdPipeError
 
 DEADLINE = 3.0  # seconds the pipeline may take to say how it is
@@ -15,17 +16,18 @@ FRESH = 0.9  # seconds; an older state than this is a scheduler's that did not a
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """``status`` is "ok" or "unavailable", then ``reason`` says why."""
+    """``status`` is "ok", "degraded" (every request is served, but without speculation) or
+    "unavailable"; ``reason`` says why."""
 
     status: str
     reason: str = ""
     processes: dict[str, str] = {}
 
 
-async def examine(client: AsyncClient, beat_timeout: float) -> Health:
+async def examine(client: AsyncClient, run: RunSection) -> Health:
     """Ask once more while the scheduler is only busy; never longer than DEADLINE.
 
-    A process counts as stuck after half of ``beat_timeout`` seconds without a heartbeat, which
+    A process counts as stuck after half of ``run.beat_timeout`` seconds without a heartbeat, which
     is before the rest of the group gives it up.
     """
     reply: StatusReply | None = None
@@ -42,12 +44,15 @@ async def examine(client: AsyncClient, beat_timeout: float) -> Health:
     except SsdPipeError:
         reason = "frontend: not there"
     processes = reply.processes if reply is not None else ()
-    reason = reason or next((r for p in processes if (r := _ailment(p, beat_timeout))), "")
-    return Health(
-        status="unavailable" if reason else "ok",
-        reason=reason,
-        processes={p.name: p.state for p in processes},
-    )
+    states = {p.name: p.state for p in processes}
+    ailments = {p.name: ill for p in processes if (ill := _ailment(p, run.beat_timeout))}
+    spared = {n for n in ailments if run.on_draft_failure == "degrade" and n.startswith("draft")}
+    reason = reason or next((ill for n, ill in ailments.items() if n not in spared), "")
+    if reason:
+        return Health(status="unavailable", reason=reason, processes=states)
+    missed = reply.degraded if reply is not None else ""
+    missed = missed or next((ailments[n] for n in ailments), "")
+    return Health(status="degraded" if missed else "ok", reason=missed, processes=states)
 
 
 def _ailment(process: ProcessState, beat_timeout: float) -> str:

@@ -19,6 +19,7 @@ GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Requests that wait to be admitted."),
     "ssd_pipe:free_blocks": ("free_blocks", "Free KV blocks of the target."),
     "ssd_pipe:open_requests": ("frontend_open_requests", "Requests the frontend holds."),
+    "ssd_pipe:degraded": ("degraded", "1 while the pipeline serves without its draft."),
 }
 COUNTERS = {
     "vllm:prefix_cache_queries": ("prefix_query_tokens", "Prompt tokens looked up."),
@@ -31,6 +32,8 @@ COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": ("accepted", "Draft tokens accepted."),
     "ssd_pipe:speculation_cache_hits": ("hits", "Outcomes that were cached."),
     "ssd_pipe:speculation_cache_misses": ("misses", "Outcomes that were not cached."),
+    "ssd_pipe:draft_losses": ("draft_losses", "Times the draft died or did not answer."),
+    "ssd_pipe:timed_out_requests": ("frontend_timed_out", "Requests that ran out of time."),
     "ssd_pipe:steps": ("steps", "Forward passes of the target."),
     "ssd_pipe:tokens_fed": ("tokens_fed", "Tokens fed to the target."),
     "ssd_pipe:bad_messages": ("frontend_bad_messages", "Unreadable messages of clients."),

@@ -25,12 +25,12 @@ class Version(msgspec.Struct, frozen=True):
 
 @get("/health")
 async def health(service: NamedDependency[Service]) -> Response[Health]:
-    """200 when the pipeline can serve; 503 with the reason when it cannot."""
+    """200 when the pipeline serves, also without its draft; 503 with the reason when it cannot."""
     if service.stopping:
         found = Health(status="unavailable", reason=f"stopping: {service.stopping}")
     else:
-        found = await examine(service.client, service.config.run.beat_timeout)
-    return Response(found, status_code=503 if found.reason else 200)
+        found = await examine(service.client, service.config.run)
+    return Response(found, status_code=503 if found.status == "unavailable" else 200)
 
 
 @get("/metrics", media_type=CONTENT_TYPE_LATEST)

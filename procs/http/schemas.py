@@ -37,6 +37,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     response_format: dict[str, Any] | None = None
+    timeout: float | None = None
 
 
 SAMPLING_NAMES = SamplingFields.__struct_fields__

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from ssd_pipe.cli.expand import expand, option
-from ssd_pipe.config import Allocation, Backup, Mode, PipelineConfig, Rule
+from ssd_pipe.config import Allocation, Backup, Mode, OnFailure, PipelineConfig, Rule
 from ssd_pipe.config_load import load, parse_fan_out, parse_set
 from ssd_pipe.params import SamplingParams
 
@@ -53,6 +53,12 @@ SETTINGS = (
     Setting("--host", "gateway.host", str, "address the gateway listens on [127.0.0.1]"),
     Setting("--port", "gateway.port", int, "TCP port of the gateway [8000], 0 = any free one"),
     Setting("--api-key", "gateway.api_key", str, "bearer token of clients; or set SSD_API_KEY"),
+    Setting(
+        "--on-failure",
+        "run.on_failure",
+        OnFailure,
+        "when a process dies or hangs: stop the pipeline, or restart it",
+    ),
     Setting("--log-dir", "run.log_dir", str, "parent of this run's log folder"),
     Setting("--log-level", "run.log_level", str, "debug, info, warning or error"),
     Setting("--torch-profiler", "run.torch_profiler", int, "record the kernels of so many steps"),
@@ -124,6 +130,7 @@ sampling_options = expand(
         option("min_p", Annotated[float, typer.Option("--min-p")], 0.0),
         option("seed", Annotated[int | None, typer.Option(help="same seed, same answer")]),
         option("ignore_eos", Annotated[bool, typer.Option("--ignore-eos")], False),
+        option("timeout", Annotated[float | None, typer.Option(help="seconds, then give up")]),
         option("stop", Annotated[list[str], typer.Option(help="stop text, repeatable")], []),
     ],
     _params,

@@ -30,6 +30,8 @@ def print_status(reply: StatusReply) -> None:
         f"{reply.running} running, {reply.waiting} waiting, "
         f"at most {reply.max_model_len} tokens a request"
     )
+    if reply.degraded:
+        console.print(f"degraded: {reply.degraded}", style="yellow")
     table = Table("process", "pid", "state", "detail", box=None)
     for process in reply.processes:
         detail = process.detail or (f"HTTP on port {process.port}" if process.port else "")

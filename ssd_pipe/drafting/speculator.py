@@ -116,7 +116,7 @@ class Speculator:
 
     def apply(self, plan: DraftPlan) -> None:
         """Take in what a plan says of the sequences, whether or not its round will run."""
-        for slot in plan.drop:
+        for slot in list(self._trunks) if plan.fresh else plan.drop:
             trunk = self._trunks.pop(slot, None)
             if trunk is not None:
                 self._blocks.release(trunk.table)

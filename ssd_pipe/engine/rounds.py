@@ -8,7 +8,7 @@ verification. In SD mode there is no cache: every row's chain is made just in ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -48,6 +48,7 @@ class RoundPlanner:
 
     Attributes:
         acceptance: running estimate, for pacing.
+        drafting: there is a draft to speculate; while there is none, every row decodes alone.
         round: number of the latest draft round.
         times: running stage times in seconds ("verify" by tokens, "step", "glue").
     """
@@ -62,6 +63,7 @@ class RoundPlanner:
         self._missed: set[int] = set()
         self._handovers = 0
         self._undrafted = 0
+        self.drafting = True
         self.round = 0
         self.acceptance = AcceptanceEstimator(spec.k)
         self.times = StageTimes()
@@ -95,7 +97,7 @@ class RoundPlanner:
                 self.counters.judged_at[j] += 1
         if emission.finish:
             self._ngrams.pop(request.rid, None)
-        elif self._mode == "ssd" and self._cache is not None:
+        elif self._mode == "ssd" and self._cache is not None and self.drafting:
             hit = self._cache.lookup(request.slot, emission.prefix_hash, k, emission.outcome.token)
             if hit is not None:
                 request.chain = hit.tokens
@@ -107,7 +109,7 @@ class RoundPlanner:
         An entry of which not one token came in time is a miss.
         """
         request, k = emission.request, emission.outcome.accepted
-        if self._mode != "ssd" or emission.finish:
+        if self._mode != "ssd" or emission.finish or not self.drafting:
             return
         counters = self.counters
         if request.chain:
@@ -251,15 +253,16 @@ class RoundPlanner:
         for row in step.rows:
             request = row.request
             if request.draft_length < 0:
-                request.draft_length = len(request.tokens)
-                begin.append(self._start(request))
+                begin.append(self.begin(request))
             if row.sample and (self._mode == "ssd" or row.request.slot in backups):
                 slot = request.slot
                 rows.append(self._draft_row(row, backups.get(slot, 0), handovers.get(slot, 0)))
         return DraftPlan(round=self.round, rows=rows, begin=begin, drop=step.dropped)
 
     @staticmethod
-    def _start(request: Request) -> DraftStart:
+    def begin(request: Request) -> DraftStart:
+        """What the draft needs to know of a request it has not heard of."""
+        request.draft_length = len(request.tokens)
         return DraftStart(
             rid=request.rid, slot=request.slot, key=request.key, tokens=list(request.tokens)
         )
@@ -287,6 +290,16 @@ class RoundPlanner:
         request.chain = answer.tokens
         request.entry = -1
         request.sampled_chain = True
+
+    def suspend(self, requests: Iterable[Request]) -> None:
+        """Between steps: the draft is gone with all it knew of these running requests. Chains of
+        its making are dropped, since nobody may be left to hand over what they were drawn from."""
+        self.drafting = False
+        self._missed.clear()
+        for request in requests:
+            request.draft_length = -1
+            request.after_miss = False
+            request.drop_chain()
 
     def forget(self, request: Request) -> None:
         """A request left without an emission."""

@@ -441,7 +441,12 @@ VALUES = st.recursive(
 BODIES = st.fixed_dictionaries(
     {"model": st.just(MODEL), "max_tokens": st.integers(1, 4)},
     optional={name: VALUES for name in NAMES if name not in ("model", "max_tokens", "stream")}
-    | {"prompt": st.text(max_size=9), "messages": st.just(HELLO), "stream": st.booleans()},
+    | {
+        "prompt": st.text(max_size=9),
+        "messages": st.just(HELLO),
+        "stream": st.booleans(),
+        "timeout": st.sampled_from([None, 60, 0, -1, "x", 1e9]),  # none that may come true
+    },
 )
 
 

@@ -33,8 +33,12 @@ def scheduler(runtime: Runtime) -> None:
         tell("ready", facts=facts, states=hub.states(), transport=runtime.transport)
         if BEHAVIOUR == "stuck":
             time.sleep(FOREVER)
+        missed = ""
         while not runtime.stopping.is_set():
             runtime.alive()
+            if (absence := hub.absence("draft")) != missed:
+                missed = absence
+                tell("absent" if missed else "back", reason=missed, states=hub.states())
             try:
                 hub.raise_lost()
             except PeerLost as error:

@@ -367,6 +367,52 @@ def test_cancel_ends_a_request_here_and_at_the_scheduler(run, wire):
     assert wire.recv().field == "what"
 
 
+def test_a_request_out_of_time_fails_and_is_dropped(run, wire):
+    wire.send(Submit(id="late", prompt="x", params=SamplingParams(timeout=0.2, n=2)))
+    late = {run.peer.add().rid for _ in range(2)}
+    wire.send(Submit(id="other", prompt="x"))
+    other = run.peer.add()
+    failure = wire.recv()
+    assert (failure.id, failure.code) == ("late", 504)
+    assert failure.message == "the request has run out of time (0.2 s)"
+    assert {run.peer.abort().rid for _ in late} == late
+    run.peer.send(TokensOut(other.rid, ids("y"), 0, "length"))
+    assert wire.recv().text == "y"
+    wire.send(Ask("s"))
+    run.peer.answer_question()
+    counters = wire.recv().counters
+    assert (counters["frontend_timed_out"], counters["frontend_open_requests"]) == (1, 0)
+
+
+def test_a_deadline_goes_with_its_request(run, wire):
+    """A later request of the same name outlives it."""
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(timeout=0.3)))
+    run.peer.send(TokensOut(run.peer.add().rid, ids("1"), 0, "length"))
+    assert wire.recv().text == "1"
+    wire.send(Submit(id="a", prompt="x"))
+    second = run.peer.add()
+    wire.send(Submit(id="b", prompt="x", params=SamplingParams(timeout=0.4)))
+    run.peer.add()
+    assert wire.recv().id == "b"  # so the first deadline has passed
+    run.peer.abort()
+    run.peer.send(TokensOut(second.rid, ids("2"), 0, "length"))
+    assert wire.recv().text == "2"
+
+
+def test_time_is_up_while_a_long_text_is_tokenized(run, wire):
+    long = "fox " * 1500
+    wire.send(Submit(id="a", prompt=long, params=SamplingParams(timeout=1e-6)))
+    answer = wire.recv()
+    assert (answer.id, answer.code) in (("a", 504), ("a", 400))  # or refused as too long
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf"), 86401.0])
+def test_a_timeout_out_of_range_is_refused(run, wire, timeout):
+    wire.send(Submit(id="a", prompt="x", params=SamplingParams(timeout=timeout)))
+    failure = wire.recv()
+    assert (failure.code, failure.field) == (400, "timeout")
+
+
 def test_cancel_while_a_long_text_is_tokenized(run, wire):
     wire.send(Submit(id="a", prompt="the lazy dog " * 20_000))
     wire.send(Cancel("a"))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,88 +15,9 @@ import pytest
 from ipc.rundir import list_runs
 from procs.hub import expected_names
 from procs.liveness import Pulse, StopFlag, Stopping
-from ssd_pipe.config import PipelineConfig, RunSection, TargetSection
+from ssd_pipe.config import PipelineConfig, TargetSection
 from tests.ipc.waiting import eventually
-
-MEMBERS = ("scheduler", "frontend", "target-0")
-
-
-class Group:
-    """Members of one run: a scheduler, a frontend and a target of mode "ar"."""
-
-    def __init__(self, folder: Path, shm_dir: Path, **run: Any) -> None:
-        section = RunSection(
-            name="r",
-            shm_dir=str(shm_dir),
-            log_dir=str(folder / "logs"),
-            **{"beat_timeout": 10.0, "ready_timeout": 60.0, **run},
-        )
-        self.config = PipelineConfig(mode="ar", run=section)
-        self.folder = folder
-        self.shm_dir = shm_dir
-        self.members: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "config.json").write_bytes(msgspec.json.encode(self.config))
-
-    def start(
-        self, name: str, behaviour: str = "serve", key: str = "", **environment: str
-    ) -> subprocess.Popen[bytes]:
-        role, _, rank = name.partition("-")
-        arguments = [role, behaviour, str(self.folder / "config.json"), rank or "0"]
-        member = subprocess.Popen(
-            [sys.executable, "-m", "tests.procs.member", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
-        )
-        self.members[key or name] = member
-        return member
-
-    def start_all(self, **behaviours: str) -> None:
-        for name in MEMBERS:
-            self.start(name, behaviours.get(name.partition("-")[0], "serve"))
-
-    def hear(self, name: str, what: str) -> dict[str, Any]:
-        """The member's next report, which must be ``what``."""
-        stdout = self.members[name].stdout
-        assert stdout is not None
-        line = stdout.readline()
-        assert line, f"{name} ended: {self.members[name].communicate()}"
-        told: dict[str, Any] = json.loads(line)
-        assert told["what"] == what
-        return told
-
-    def until_ready(self) -> dict[str, dict[str, Any]]:
-        self.hear("scheduler", "listening")
-        return {name: self.hear(name, "ready") for name in MEMBERS}
-
-    def end(self, name: str, seconds: float = 20) -> tuple[int, str]:
-        """Exit status and what the member wrote to stderr."""
-        member = self.members[name]
-        stderr = member.communicate(timeout=seconds)[1].decode()
-        return member.returncode, stderr
-
-    def log(self, name: str) -> list[dict[str, Any]]:
-        text = (self.folder / "logs" / "r" / f"{name}.jsonl").read_text()
-        return [json.loads(line) for line in text.splitlines()]
-
-
-@pytest.fixture
-def make_group(tmp_path: Path) -> Iterator[Any]:
-    groups: list[Group] = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sp-") as shm_dir:
-
-        def make(**run: Any) -> Group:
-            groups.append(Group(tmp_path, Path(shm_dir), **run))
-            return groups[-1]
-
-        yield make
-        for group in groups:
-            for member in group.members.values():
-                member.kill()
-                member.communicate()
-        # However the group ended, nothing is left of it.
-        base = Path(shm_dir) / f"ssd-pipe-{os.getuid()}"
-        assert eventually(lambda: not base.exists() or os.listdir(base) == [])
+from tests.procs.group import MEMBERS
 
 
 def test_a_group_comes_up_and_goes_down_in_order(make_group: Any) -> None:

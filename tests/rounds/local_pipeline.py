@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ipc.messages import AddRequest, ChainReady, Logprobs
+from ipc.messages import AddRequest, ChainReady, DraftPlan, Logprobs
 from models.backends.base import Backend
 from models.registry import load_model
 from ssd_pipe.config import Mode, PipelineConfig, branch_budget
@@ -135,13 +135,26 @@ class LocalPipeline:
         if request is not None:
             self.planner.forget(request)
 
+    def lose_draft(self) -> None:
+        """As procs.draft_port does when the draft dies or hangs."""
+        self.planner.suspend(self.scheduler.running)
+
+    def find_draft(self) -> None:
+        """Another draft, or the same one, comes back and has forgotten everything."""
+        assert self.speculator is not None
+        self.speculator.apply(DraftPlan(round=0, rows=[], fresh=True))
+        self.planner.drafting = True
+        for request in self.scheduler.running:
+            begin = self.planner.begin(request)
+            self.speculator.apply(DraftPlan(round=0, rows=[], begin=[begin]))
+
     def step(self) -> None:
         """One round, exactly as procs.scheduler runs it."""
         step = self.scheduler.schedule()
         if step is None:
             return
         handovers: dict[int, int] = {}
-        if self.speculator is not None:
+        if self.speculator is not None and self.planner.drafting:
             room = {r.request.slot: self.scheduler.chain_room(r.request) for r in step.decoding}
             backups = self.planner.prepare(step, room)
             handovers = self.planner.number_handovers(step, backups)
@@ -176,7 +189,5 @@ class LocalPipeline:
             self.step()
         dropped = self.scheduler.take_dropped()
         if self.speculator is not None:
-            from ipc.messages import DraftPlan
-
             self.speculator.apply(DraftPlan(round=0, rows=[], drop=dropped))
         return self.outputs

@@ -1,0 +1,141 @@
+"""One life of a group: its processes started, awaited, and watched until one of them is missed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from ipc.messages import ProcessState, StatusReply
+from ssd_pipe.config import PipelineConfig
+from ssd_pipe.group import TURN, Blame, ProcessGroup
+from ssd_pipe.launch import Launcher
+from ssd_pipe.relay import Sink
+from ssd_pipe.solo import SoloProcesses
+from ssd_pipe.status_probe import StatusProbe
+
+READY_TURN = 0.25  # seconds between looks
+READY_PROBE = 0.5  # seconds between questions to a ready pipeline
+NOTE_EVERY = 15.0  # seconds between signs of life of a slow start
+OWN_PAUSE = 2.0  # a turn longer than this means that the supervisor itself was stopped
+
+
+class Life(contextlib.AbstractContextManager["Life"]):
+    """To be used by the supervising thread, once.
+
+    Args:
+        stopping: whether the group has been asked to stop, which ends both waits.
+
+    Attributes:
+        failure: what ended it, one line that names a process; empty while nothing has.
+        degraded: what the group serves without and why; empty while it is whole.
+        processes: as last told of by the group itself.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        group: ProcessGroup,
+        launcher: Launcher,
+        sink: Sink,
+        endpoint: str,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.failure = ""
+        self.degraded = ""
+        self.processes: tuple[ProcessState, ...] = ()
+        self._config = config
+        self._group = group
+        self._launcher = launcher
+        self._sink = sink
+        self._stopping = stopping
+        self._ready_at = 0.0
+        self._probe = StatusProbe(endpoint, TURN)
+
+    def __exit__(self, *exception: object) -> None:
+        self._probe.close()
+
+    @property
+    def served(self) -> float:
+        """Seconds since the group became ready, 0 if it never did."""
+        return time.monotonic() - self._ready_at if self._ready_at else 0.0
+
+    def begin(self) -> bool:
+        """Start every process, wait until all are ready; False if it failed or was stopped."""
+        limit = self._config.run.ready_timeout
+        for name in self._launcher.names:
+            self._launcher.start(self._group, name)
+        last_turn = last_note = time.monotonic()
+        deadline = last_turn + limit
+        while not self._stopping():
+            self._group.turn(TURN)
+            now = time.monotonic()
+            if now - last_turn > OWN_PAUSE:
+                deadline += now - last_turn
+            last_turn = now
+            if self._group.broken:
+                self.failure = self._group.blame().failure
+            elif reply := self._probe.poll(now):
+                self.processes = reply.processes
+                self.failure = next((_end_of(p) for p in reply.processes if p.state == "dead"), "")
+            if not self.failure and not self._waiting_for():
+                self._ready_at = now
+                return True
+            if not self.failure and now > deadline:
+                self.failure = f"{self._waiting_for()}: not ready within {limit:g} s"
+            if self.failure:
+                return False
+            if now - last_note > NOTE_EVERY:
+                last_note = now
+                self._sink.event("info", "still starting", waiting_for=self._waiting_for())
+        return False
+
+    def serve(self) -> None:
+        """Until the group has failed or is to stop."""
+        self._probe.interval = READY_PROBE
+        last_turn = time.monotonic()
+        solo = SoloProcesses(self._config, self._group, self._launcher, self._sink, last_turn)
+        while not self.failure and not self._stopping():
+            self._group.turn(READY_TURN)
+            now = time.monotonic()
+            if now - last_turn > OWN_PAUSE:
+                self._probe.answered = now
+            last_turn = now
+            self.failure = self._look(solo, now) or solo.turn(now)
+
+    def _look(self, solo: SoloProcesses, now: float) -> str:
+        """What ends the group, empty if nothing does."""
+        if self._group.broken:
+            return self._lost(self._group.blame(), solo)
+        if reply := self._probe.poll(now):
+            return self._take(reply, solo, now)
+        limit = self._config.run.beat_timeout
+        if now - (self._probe.answered or now) > limit:
+            return f"frontend: no answer for {limit:g} s"
+        return ""
+
+    @staticmethod
+    def _lost(blame: Blame, solo: SoloProcesses) -> str:
+        if not solo.covers(blame.name):
+            return blame.failure
+        return solo.lost(blame.name, blame.failure, time.monotonic())
+
+    def _take(self, reply: StatusReply, solo: SoloProcesses, now: float) -> str:
+        for process in reply.processes:
+            if process.state == "dead" and not solo.covers(process.name):
+                return _end_of(process)
+        if reply.degraded and not self.degraded:
+            self._sink.event("warning", "degraded", reason=reply.degraded)
+        elif self.degraded and not reply.degraded:
+            self._sink.event("info", "no longer degraded")
+        self.degraded = reply.degraded
+        return solo.look(reply.processes, now)
+
+    def _waiting_for(self) -> str:
+        """Names of the processes that are not ready yet."""
+        ready = {p.name for p in self.processes if p.state == "ready"}
+        return ", ".join(name for name in self._launcher.names if name not in ready)
+
+
+def _end_of(process: ProcessState) -> str:
+    return f"{process.name}: {process.detail or 'stopped answering'}"
