@@ -133,11 +133,15 @@ class Hub:
                     state=p.state or "starting",
                     detail=p.detail,
                     port=p.facts.get("port", 0),
+                    notes=p.notes,
                     silent=now - p.last_heard if p.state else 0.0,
                 )
                 for p in self._peers.values()
             ]
-        return [ProcessState(name=self._runtime.name, pid=os.getpid(), state=own), *states]
+        mine = ProcessState(
+            name=self._runtime.name, pid=os.getpid(), state=own, notes=self._runtime.notes
+        )
+        return [mine, *states]
 
     def close(self, reason: str = "scheduler stopped") -> None:
         """Tell everybody to shut down, deliver that, and stop listening. Idempotent."""
@@ -234,7 +238,7 @@ class Hub:
         peer.last_heard = time.monotonic()
         if isinstance(message, Ready) and peer.state == "starting":
             with self._lock:
-                peer.state, peer.facts = "ready", message.facts
+                peer.state, peer.facts, peer.notes = "ready", message.facts, message.notes
             self._runtime.log.info("peer ready", peer=peer.name, **message.facts)
             self._news.set()
         elif isinstance(message, Failed):

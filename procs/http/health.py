@@ -15,11 +15,12 @@ FRESH = 0.9  # seconds; an older state than this is a scheduler's that did not a
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """``status`` is "ok" or "unavailable", then ``reason`` says why."""
+    """``status`` is "ok" or "unavailable", then ``reason`` says why. ``notes``: ProcessState's."""
 
     status: str
     reason: str = ""
     processes: dict[str, str] = {}
+    notes: dict[str, dict[str, str]] = {}
 
 
 async def examine(client: AsyncClient, beat_timeout: float) -> Health:
@@ -47,6 +48,7 @@ async def examine(client: AsyncClient, beat_timeout: float) -> Health:
         status="unavailable" if reason else "ok",
         reason=reason,
         processes={p.name: p.state for p in processes},
+        notes={p.name: p.notes for p in processes if p.notes},
     )
 
 
