@@ -307,7 +307,7 @@ def _stages(vocab: int) -> list[tuple[str, ForwardBatch]]:
 
 
 def _on(batch: ForwardBatch, device: torch.device) -> ForwardBatch:
-    names = [f for f in batch.__slots__ if f != "plan"]
+    names = [f for f in batch.__slots__ if f not in ("plan", "layout")]
     tensors: dict[str, Any] = {n: getattr(batch, n) for n in names}
     moved: dict[str, Any] = {n: t if t is None else t.to(device) for n, t in tensors.items()}
-    return ForwardBatch(**moved)
+    return ForwardBatch(**moved, layout=batch.layout)

@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 # Before torch starts: a 70B model leaves no room for fragments.
@@ -20,8 +21,9 @@ os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 import torch
 
 from bench.gpu_common import Report, free_memory
+from bench.gpu_timing import VARIANTS
 
-SECTIONS = ("checks", "models", "products", "attention", "sampling")
+SECTIONS = ("checks", "models", "products", "attention", "sampling", "prompts")
 SMALL = ("smollm2-draft-16m", "smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b")
 LARGE = ("qwen3-32b", "llama-3.1-70b")
 
@@ -37,7 +39,9 @@ def main() -> int:
     torch.manual_seed(time.time_ns() % 2**31)
     if "checks" in args.sections:
         _checks(report)
+    from bench import gpu_kernels as kernels
     from bench import gpu_timing as timing
+    from bench.gpu_flashinfer import time_prompts
 
     bandwidth = 4.3
     with report.section("bandwidth"):
@@ -52,9 +56,10 @@ def main() -> int:
                 timing.time_model(report, name, bandwidth, variants)
             free_memory()
     for name, run in (
-        ("sampling", timing.time_sampling),
-        ("products", timing.time_products),
-        ("attention", timing.time_attention),
+        ("sampling", kernels.time_sampling),
+        ("products", partial(kernels.time_products, wanted=args.cases)),
+        ("attention", kernels.time_attention),
+        ("prompts", time_prompts),
     ):
         if name in args.sections:
             with report.section(name), torch.inference_mode():
@@ -137,8 +142,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", type=int, default=0)
     parser.add_argument("--sections", nargs="*", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--models", nargs="*", default=[*SMALL, *LARGE])
+    parser.add_argument("--cases", nargs="*", default=[], help="of products; none = all")
     parser.add_argument(
-        "--variants", nargs="*", choices=("default", "fused", "plain"), default=["fused", "plain"]
+        "--variants", nargs="*", choices=VARIANTS, default=["default", "fused", "plain"]
     )
     return parser.parse_args()
 

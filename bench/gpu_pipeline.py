@@ -105,6 +105,7 @@ def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
         "mode": mode,
         "target.model": target,
         "target.device": args.target_device,
+        "target.tp": args.tp,
         "target.pad_steps": "-pad" in engine,
         "draft.model": draft,
         "draft.device": args.draft_device,
@@ -267,7 +268,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--acceptance", default="0.8", help="a rate or a file, for shapes")
     parser.add_argument("--hit-rate", type=float, default=0.86, help="likewise, with a rate")
     parser.add_argument("--max-model-len", type=int, default=1000)
-    parser.add_argument("--target-device", default="cuda:0")
+    parser.add_argument("--target-device", default="cuda:0", help="'cuda' with --tp")
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks of the target")
     parser.add_argument("--draft-device", default="cuda:1")
     parser.add_argument("--log-dir", type=Path, default=Path("/tmp/ssd-gpu-pipeline"))
     parser.add_argument("--output", type=Path, default=Path("bench/results/gpu_pipeline.json"))

@@ -1,23 +1,19 @@
-"""Times on the GPU: bandwidth, steps of true shapes, single kernels."""
+"""Times on the GPU: bandwidth and steps of true shapes."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from bench.gpu_common import Report, free_memory, graphed, time_ms
+from bench.gpu_common import Report, time_ms
 from models.backends.cuda import CudaBackend, CudaOptions
-from models.batch import ForwardBatch
-from models.cuda.attention import paged_attention
+from models.cuda import overlap
 from models.cuda.graphs import GraphRunner, StepRow
-from models.cuda.noise import choose
-from models.cuda.skinny import skinny_linear
-from models.cuda.tiles import fixed_tiles, tile_width
 from models.cuda.tree import TreeInputs, TreeRunner
 from models.kv_cache import KVCache
 from models.shapes import build_random, shape
@@ -29,8 +25,14 @@ MAX_POSITIONS = 1024
 STEPS = 5
 DRAFTS = ("smollm2-draft-16m", "qwen3-0.6b", "llama-3.2-1b", "smollm2-135m")
 TREES = (12, 24)
-OFF = CudaOptions(fused_tokens=0)
-ALL = CudaOptions(fused_tokens=32, fused_width=8192, single_width=8192)
+VARIANTS = {
+    "default": CudaOptions(),
+    "fused": CudaOptions(fused_tokens=32, fused_width=8192, single_width=8192),
+    "plain": CudaOptions(fused_tokens=0),
+    "serial": CudaOptions(),
+}
+"""Ways to run a model: "fused" has our fused products everywhere, "plain" has cuBLAS' instead;
+"serial" is the default without overlapping launches."""
 
 
 def copy_bandwidth(report: Report) -> float:
@@ -53,7 +55,6 @@ def read_bandwidth(report: Report) -> None:
 
 def time_model(report: Report, name: str, bandwidth: float, variants: Sequence[str]) -> None:
     """AR, verification and tree rows of one shape, with and without the fused products."""
-    options = {"default": CudaOptions(), "fused": ALL, "plain": OFF}
     backend = CudaBackend("cuda", torch.bfloat16)
     start = time.monotonic()
     model = build_random(shape(name), backend, max_positions=MAX_POSITIONS)
@@ -66,8 +67,12 @@ def time_model(report: Report, name: str, bandwidth: float, variants: Sequence[s
     for cache in (*kv.keys, *kv.values):
         cache.normal_()
     for variant in variants:
-        backend.options = options[variant]
-        with report.section(f"{name} {variant}"), torch.inference_mode():
+        backend.options = VARIANTS[variant]
+        with (
+            report.section(f"{name} {variant}"),
+            torch.inference_mode(),
+            overlapping(variant != "serial"),
+        ):
             _time_variant(report, name, variant, model, kv, bandwidth)
     with report.section(f"{name} profile"):
         backend.options = CudaOptions()
@@ -173,102 +178,17 @@ def _profile(report: Report, name: str, model: Transformer, kv: KVCache) -> None
         )
 
 
-def time_products(report: Report) -> None:
-    """The fused products against cuBLAS, weights rotated so that none stays in the cache."""
-    cases = (
-        ("135m qkv", 576, 960),
-        ("135m down", 1536, 576),
-        ("1b qkv", 2048, 3072),
-        ("1b down", 8192, 2048),
-        ("1b gate_up", 2048, 16384),
-        ("1b head", 2048, 128256),
-        ("0.6b gate_up", 1024, 6144),
-        ("8b qkv", 4096, 6144),
-        ("8b gate_up", 4096, 28672),
-        ("8b down", 14336, 4096),
-    )
-    for name, k, n in cases:
-        bytes_each = 2 * k * n
-        copies = max(1, min(64, -(-200_000_000 // bytes_each)))
-        weights = [torch.randn((n, k), device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
-        norm = torch.randn(k, device="cuda")
-        for rows in (1, 8, 24):
-            x = torch.randn((rows, k), device="cuda", dtype=torch.bfloat16)
-            row: dict[str, float] = {}
-            for label, run in _product_runs(x, weights, norm).items():
-                us = time_ms(graphed(run), 0.1) / copies * 1e3
-                row[f"{label}_us"] = us
-                row[f"{label}_GBps"] = bytes_each / us / 1e3
-            report.add("product", case=name, rows=rows, **row)
-        del weights
-        free_memory()
-
-
-def _product_runs(
-    x: torch.Tensor, weights: list[torch.Tensor], norm: torch.Tensor
-) -> dict[str, Callable[[], object]]:
-    return {
-        "cublas": lambda: [functional.linear(x, w) for w in weights],
-        "skinny": lambda: [skinny_linear(x, w) for w in weights],
-        "skinny_norm": lambda: [skinny_linear(x, w, norm=norm, eps=1e-5) for w in weights],
-    }
-
-
-def time_attention(report: Report) -> None:
-    """One layer's attention by context, tokens and split length, caches rotated."""
-    for name, heads, kv_heads, dim in (("8b", 32, 8, 128), ("1b", 32, 8, 64), ("135m", 9, 3, 64)):
-        for context in (512, 2048, 8192):
-            for tokens, suffix in ((1, 0), (8, 0), (24, 5)):
-                row: dict[str, float] = {}
-                for split in (64, 128, 256, 512):
-                    run = _attention_case(heads, kv_heads, dim, context, tokens, suffix, split)
-                    row[f"split{split}_us"] = time_ms(graphed(run), 0.05) * 1e3 / 16
-                report.add("attention", case=name, context=context, tokens=tokens, **row)
-
-
-def _attention_case(
-    heads: int, kv_heads: int, dim: int, context: int, tokens: int, suffix: int, split: int
-) -> Callable[[], None]:
-    blocks = context // BLOCK + 16
-    caches = [
-        torch.randn((blocks, BLOCK, kv_heads, dim), device="cuda", dtype=torch.bfloat16)
-        for _ in range(8)
-    ]
-    q = torch.randn((tokens, heads, dim), device="cuda", dtype=torch.bfloat16)
-    zeros = torch.zeros(tokens, dtype=torch.int64, device="cuda")
-    lens = torch.full((tokens,), context, dtype=torch.int32, device="cuda")
-    lens -= torch.arange(tokens, device="cuda").int() % 6
-    table = torch.randperm(context // BLOCK, device="cuda").int()[None]
-    slots = context + torch.arange(tokens * suffix, device="cuda").int() % (16 * BLOCK)
-    batch = ForwardBatch(
-        zeros,
-        zeros,
-        zeros,
-        zeros.int(),
-        table,
-        lens,
-        zeros,
-        slots.view(tokens, suffix) if suffix else None,
-        torch.full((tokens,), suffix, dtype=torch.int32, device="cuda") if suffix else None,
-    )
-    tiles = fixed_tiles(
-        1, tokens, tile_width(tokens, heads, kv_heads, q.dtype), torch.device("cuda")
-    )
-
-    def run() -> None:
-        for i in range(16):
-            keys, values = caches[i % 8], caches[(i + 3) % 8]
-            paged_attention(q, keys, values, batch, tiles, dim**-0.5, split)
-
-    return run
-
-
-def time_sampling(report: Report) -> None:
-    """Noised argmax of a step's rows."""
-    for vocab in (49152, 128256):
-        for rows in (1, 8, 24):
-            logits = torch.randn((rows, vocab), device="cuda", dtype=torch.bfloat16)
-            keys = torch.randint(2**62, (rows,), device="cuda")
-            ones = torch.ones(rows, device="cuda")
-            run = graphed(partial(choose, logits, keys, ones))
-            report.add("choose", vocab=vocab, rows=rows, us=time_ms(run, 0.05) * 1e3)
+@contextmanager
+def overlapping(wanted: bool) -> Iterator[None]:
+    """With or without programmatic dependent launches, for kernels compiled inside."""
+    before = os.environ.get(overlap.SWITCH)
+    if not wanted:
+        os.environ[overlap.SWITCH] = "0"
+    overlap.supported.cache_clear()
+    try:
+        yield
+    finally:
+        os.environ.pop(overlap.SWITCH, None)
+        if before is not None:
+            os.environ[overlap.SWITCH] = before
+        overlap.supported.cache_clear()

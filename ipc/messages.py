@@ -136,7 +136,8 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     """One process as last seen: state is "starting", "ready", "stopping", "dead".
 
     ``port``: TCP port it takes HTTP requests on, 0 if none. ``silent``: seconds since its last
-    heartbeat; the hub's own is 0.
+    heartbeat; the hub's own is 0. ``notes``: what else there is to know, such as its device and
+    the transport it uses.
     """
 
     name: str
@@ -145,6 +146,7 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     port: int = 0
     silent: float = 0.0
+    notes: dict[str, str] = {}
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
@@ -189,10 +191,12 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """A process finished loading. ``facts`` are role-specific numbers the hub needs.
 
     target: num_blocks, max_model_len, vocab_size; draft: num_blocks, vocab_size; gateway: port.
+    ``notes`` are as in ProcessState.
     """
 
     name: str
     facts: dict[str, int] = {}
+    notes: dict[str, str] = {}
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):

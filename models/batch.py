@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
+
+
+class RowLayout(NamedTuple):
+    """What the host knows of a batch of whole rows, each of consecutive tokens.
+
+    Row i holds ``counts[i]`` tokens at positions ``stops[i] - counts[i]`` .. ``stops[i] - 1`` of
+    block table ``tables[i]``. int64 [R], int64 [R], int32 [R, max_blocks].
+    """
+
+    counts: np.ndarray
+    stops: np.ndarray
+    tables: np.ndarray
 
 
 @dataclass(slots=True)
@@ -29,6 +43,7 @@ class ForwardBatch:
         logit_index: int64 [L], tokens whose logits are wanted, rising.
         plan: what a backend derived from the batch in this forward, to use it again in the next
             layer; ``Transformer.forward`` clears it first, as tensors may be refilled in place.
+        layout: the rows on the host, where whoever made the batch knows them to be plain text.
     """
 
     tokens: torch.Tensor
@@ -41,3 +56,4 @@ class ForwardBatch:
     suffix_slots: torch.Tensor | None = None
     suffix_lens: torch.Tensor | None = None
     plan: object | None = None
+    layout: RowLayout | None = field(default=None, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from models.backends import DTYPES, make_backend
-from models.backends.base import Backend
+from models.backends.base import AttentionKind, Backend
 from models.checkpoint import RandomSource, SafetensorsSource, WeightSource
 from models.config import ModelConfig
 from models.loader import build_transformer
@@ -52,6 +52,7 @@ def load_model(
     dtype: str = "auto",
     device: str = "cpu",
     backend: str | Backend = "auto",
+    attention: AttentionKind = "auto",
     tp: TensorParallel | None = None,
     load_format: LoadFormat = "safetensors",
     seed: int = 0,
@@ -63,6 +64,7 @@ def load_model(
         dtype: arithmetic, "auto", "float32" or "bfloat16"; weights keep their stored dtype as far
             as the backend allows.
         backend: a name for ``make_backend``, or a backend, whose device and dtype then count.
+        attention: whose attention a named backend uses.
         tp: the tensor-parallel group, None = alone.
         load_format: "dummy" gives random weights of the config's shape, keyed by ``seed``.
         max_positions: positions that will be used, 0 = all the model has.
@@ -76,7 +78,7 @@ def load_model(
         )
     if isinstance(backend, str):
         where = resolve_device(device)
-        backend = make_backend(backend, where, resolve_dtype(dtype, where, config))
+        backend = make_backend(backend, where, resolve_dtype(dtype, where, config), attention)
     source: WeightSource
     if load_format == "dummy":
         stored = DTYPES.get(config.dtype, torch.bfloat16)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from models.batch import ForwardBatch
+from models.batch import ForwardBatch, RowLayout
 
 BlockTable = Sequence[int] | npt.NDArray[np.integer]
 
@@ -70,4 +70,5 @@ def build_batch(
     tensors = [torch.from_numpy(array) for array in arrays]
     if torch.device(device).type != "cpu":
         tensors = [tensor.to(device, non_blocking=True) for tensor in tensors]
-    return ForwardBatch(*tensors)
+    stops = positions[np.cumsum(counts) - 1] + 1
+    return ForwardBatch(*tensors, layout=RowLayout(np.array(counts), stops, tables))

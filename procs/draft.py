@@ -27,6 +27,7 @@ from models.kv_cache import KVCache
 from models.registry import load_model
 from models.transformer import Transformer
 from procs import channels
+from procs.device_probe import agree, describe_device
 from procs.placement import kv_blocks, place, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
@@ -60,20 +61,21 @@ class _Worker:
         self._runtime = runtime
         self.sizes = sizes
         device = place(config, "draft")
+        runtime.notes["device"] = describe_device(device)
+        agree(runtime, device)
         self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
         model = load_model(
             resolve(config.draft.model),
             dtype=config.draft.dtype,
             device=str(device),
             backend=config.draft.backend,
+            attention=config.draft.attention,
             load_format=load_format(config.draft),
             seed=config.draft.seed,
             max_positions=sizes.max_model_len,
         )
         block_size = config.cache.block_size
-        trunk_blocks = kv_blocks(
-            model, config, sizes, config.draft, config.cache.draft_blocks, sizes.draft_blocks
-        )
+        trunk_blocks = kv_blocks(model, config, sizes, "draft")
         kv = model.make_kv(trunk_blocks + sizes.scratch_blocks, block_size)
         blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
         shape = (sizes.slots, sizes.branches, sizes.k)

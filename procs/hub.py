@@ -118,7 +118,7 @@ class Hub:
 
     def states(self) -> list[ProcessState]:
         """Every expected process and this one, as last seen."""
-        return self._roster.states(self._runtime.name)
+        return self._roster.states(self._runtime.name, self._runtime.notes)
 
     def close(self, reason: str = "scheduler stopped") -> None:
         """Tell everybody to shut down, deliver that, and stop listening. Idempotent."""

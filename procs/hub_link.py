@@ -94,9 +94,11 @@ class HubLink:
             raise ResourceError(f"the scheduler refused {self._name}: {self._answer.message}")
         return self._answer
 
-    def ready(self, facts: dict[str, int], timeout: float) -> dict[str, int]:
+    def ready(
+        self, facts: dict[str, int], timeout: float, notes: dict[str, str] | None = None
+    ) -> dict[str, int]:
         """Report Ready, wait for the whole group, return its facts. Raises as ``handshake``."""
-        self._post(Ready(name=self._name, facts=facts))
+        self._post(Ready(name=self._name, facts=facts, notes=notes or {}))
         deadline = time.monotonic() + timeout
         while self._group is None:
             self._wait(deadline, f"the other processes were not ready within {timeout:g} s")

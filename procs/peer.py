@@ -17,6 +17,7 @@ class Peer:
         self.pid = 0
         self.detail = ""
         self.facts: dict[str, int] = {}
+        self.notes: dict[str, str] = {}
         self.socket: zmq.Socket[bytes] | None = None
         self.last_heard = 0.0
         self.died = 0.0  # when its process ended, 0 while it runs or after that was dealt with

@@ -2,57 +2,116 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 import torch
 
 from ipc.doorbell import default_spin_us
 from models.registry import resolve_device
 from models.transformer import Transformer
+from procs.runtime import process_name
 from ssd_pipe.config import ModelSection, PipelineConfig
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.errors import ConfigError
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 def place(config: PipelineConfig, role: str, rank: int = 0) -> torch.device:
-    """The device of a process; a GPU becomes this process's current one.
-
-    Where the configuration names no particular GPU, target ranks take the first ones and the draft
-    the one after them, or shares the first if there is none left. Raises ConfigError.
-    """
+    """The device of a process; a GPU becomes this process's current one. Raises ConfigError."""
     section: ModelSection = config.draft if role == "draft" else config.target
     wanted = section.device
     if wanted in ("auto", "cuda") and torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        index = config.target.tp if role == "draft" else rank
-        if role == "target" and index >= count:
-            raise ConfigError(
-                "target.tp", f"{config.target.tp} ranks need as many GPUs, not {count}"
-            )
-        wanted = f"cuda:{index if index < count else 0}"
+        found = assign(config, torch.cuda.device_count(), VISIBLE in os.environ)
+        wanted = f"cuda:{found[process_name(role, rank)]}"
     device = resolve_device(wanted)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
 
 
+def assign(config: PipelineConfig, count: int, restricted: bool = False) -> dict[str, int]:
+    """Index among ``count`` visible GPUs of every model process that computes on one.
+
+    Where the configuration names no particular GPU, target ranks take the first ones and the draft
+    the one after them, or shares the first if there is none left. ``restricted``: something chose
+    which GPUs this process sees; if it is one, that is this rank's own, whatever its number.
+
+    Raises ConfigError if the ranks need more GPUs than there are.
+    """
+    target, draft = config.target, config.draft
+    given = count == 1 and restricted
+    found = {}
+    for rank in range(target.tp):
+        index = _index(target.device, 0 if given else rank)
+        if index is not None:
+            if index >= count and target.tp > 1:
+                raise ConfigError("target.tp", f"{target.tp} ranks need as many GPUs, not {count}")
+            found[process_name("target", rank)] = index
+    if config.speculative:
+        index = _index(draft.device, target.tp if target.tp < count else 0)
+        if index is not None:
+            found["draft"] = index
+    return found
+
+
+def _index(device: str, otherwise: int) -> int | None:
+    """The index ``device`` names, ``otherwise`` if it leaves that open, None for no GPU."""
+    kind, _, index = device.partition(":")
+    if index:
+        return int(index)
+    return otherwise if kind in ("auto", "cuda") else None
+
+
+def sharers(config: PipelineConfig, name: str, count: int) -> int:
+    """How many processes of this pipeline may compute on the GPU of process ``name``."""
+    found = assign(config, count, restricted=True)
+    return max(1, sum(index == found.get(name) for index in found.values()))
+
+
+def physical_gpu(index: int, environment: Mapping[str, str] = os.environ) -> str:
+    """What the machine calls the GPU that this process sees as ``index``: a number or a UUID.
+
+    CUDA numbers the entries of CUDA_VISIBLE_DEVICES from 0 in their order, up to the first that is
+    none.
+    """
+    listed = environment.get(VISIBLE)
+    if listed is None:
+        return str(index)
+    names = [name.strip() for name in listed.split(",")]
+    return names[index] if index < len(names) else str(index)
+
+
 def kv_blocks(
     model: Transformer,
     config: PipelineConfig,
     sizes: Dimensions,
-    section: ModelSection,
-    fixed: int,
-    planned: int,
+    role: str,
+    rank: int = 0,
 ) -> int:
-    """KV blocks for trunks of one model: ``fixed`` if set, else on a CPU what was ``planned``, on a
-    GPU what every running sequence can use, as far as the memory goes.
+    """KV blocks for trunks of one model: as configured if set, else on a CPU what was planned, on a
+    GPU what every running sequence can use, as far as the memory goes, which processes that share
+    the GPU divide.
 
     Raises ConfigError if that does not hold one request of full length.
     """
+    section: ModelSection = config.draft if role == "draft" else config.target
+    cache = config.cache
+    fixed, planned = (
+        (cache.draft_blocks, sizes.draft_blocks)
+        if role == "draft"
+        else (cache.target_blocks, sizes.target_blocks)
+    )
     if fixed or model.backend.device.type != "cuda":
         return planned
-    size = config.cache.block_size
+    size = cache.block_size
     one = -(-(sizes.max_model_len + sizes.k + 1) // size)
     free, _ = torch.cuda.mem_get_info(model.backend.device)
-    affordable = int(free * section.memory_share) // model.kv_bytes_per_block(size)
+    share = section.memory_share / sharers(
+        config, process_name(role, rank), torch.cuda.device_count()
+    )
+    affordable = int(free * share) // model.kv_bytes_per_block(size)
     if affordable < one:
         raise ConfigError(
             "scheduler.max_model_len",

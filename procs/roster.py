@@ -58,7 +58,7 @@ class Roster:
         with self._lock:
             return {name: peer.facts for name, peer in self.peers.items()}
 
-    def states(self, own_name: str) -> list[ProcessState]:
+    def states(self, own_name: str, own_notes: dict[str, str]) -> list[ProcessState]:
         """This process, called ``own_name``, and every expected one as last seen."""
         own = "stopping" if self.leaving else "ready" if self.ready else "starting"
         with self._lock:
@@ -70,11 +70,13 @@ class Roster:
                     state=p.state or "starting",
                     detail=p.detail,
                     port=p.facts.get("port", 0),
+                    notes=p.notes,
                     silent=now - p.last_heard if p.state else 0.0,
                 )
                 for p in self.peers.values()
             ]
-        return [ProcessState(name=own_name, pid=os.getpid(), state=own), *states]
+        mine = ProcessState(name=own_name, pid=os.getpid(), state=own, notes=own_notes)
+        return [mine, *states]
 
     # ------------------------------------------------------------ for the hub's thread
 
@@ -106,7 +108,7 @@ class Roster:
     def get_ready(self, peer: Peer, ready: Ready) -> None:
         """A process has loaded."""
         with self._lock:
-            peer.state, peer.facts = "ready", ready.facts
+            peer.state, peer.facts, peer.notes = "ready", ready.facts, ready.notes
         self._absences.pop(peer.name, None)
         self._log.info("peer ready", peer=peer.name, **ready.facts)
 

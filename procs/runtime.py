@@ -47,6 +47,7 @@ class Runtime:
         pulse: what ``alive`` touches.
         threads: CPU threads this process computes with.
         transport: what hot-path channels use.
+        notes: what people who ask for the pipeline's state should know of this process.
         link: connection to the hub; None in the hub's own process.
     """
 
@@ -70,6 +71,7 @@ class Runtime:
         self.pulse = Pulse(config.run.beat_timeout)
         self.threads = threads
         self.transport: Transport = "shm"
+        self.notes: dict[str, str] = {}
         self.link: HubLink | None = None
 
     def alive(self) -> None:
@@ -88,7 +90,7 @@ class Runtime:
         group = facts
         if self.link is not None:
             self.log.info("ready", **facts)
-            group = self.link.ready(facts, self.config.run.ready_timeout)
+            group = self.link.ready(facts, self.config.run.ready_timeout, self.notes)
         self.pulse.begin()
         # What was loaded stays; without this every full collection walks through it mid-round.
         gc.collect()
@@ -121,6 +123,13 @@ class Runtime:
             round_trip_us=report.round_trips[report.transport],
             rejected=report.rejected,
         )
+        self.note_transport("transport", report)
+
+    def note_transport(self, what: str, report: probe.ProbeReport) -> None:
+        """Put a probe's outcome into ``notes``: what was chosen, and why nothing better."""
+        self.notes[what] = report.transport or "none"
+        for name, reason in report.rejected.items():
+            self.notes[f"no {name}"] = reason
 
 
 def run_process(

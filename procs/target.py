@@ -19,6 +19,7 @@ from models.parallel import TensorParallel
 from models.registry import load_model
 from models.transformer import Transformer
 from procs import channels
+from procs.device_probe import agree, describe_device
 from procs.placement import kv_blocks, place, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
@@ -40,6 +41,9 @@ def run(runtime: Runtime) -> None:
     config, rank = runtime.config, runtime.rank
     sizes = dimensions(config)
     device = place(config, "target", rank)
+    runtime.notes["device"] = describe_device(device)
+    if config.speculative and rank == 0:
+        agree(runtime, device)
     store = f"file://{runtime.rundir.path / 'tensor-parallel'}"
     tp = TensorParallel.create(rank, config.target.tp, store, device)
     model = load_model(
@@ -47,14 +51,13 @@ def run(runtime: Runtime) -> None:
         dtype=config.target.dtype,
         device=str(device),
         backend=config.target.backend,
+        attention=config.target.attention,
         tp=tp,
         load_format=load_format(config.target),
         seed=config.target.seed,
         max_positions=sizes.max_model_len,
     )
-    blocks = kv_blocks(
-        model, config, sizes, config.target, config.cache.target_blocks, sizes.target_blocks
-    )
+    blocks = kv_blocks(model, config, sizes, "target", rank)
     kv = model.make_kv(blocks, config.cache.block_size)
     verifier = Verifier(
         model,
@@ -101,6 +104,7 @@ def run(runtime: Runtime) -> None:
                 _log(plan, result, runtime)
     finally:
         profiler.close()
+        verifier.close()
         tp.close()
 
 
@@ -108,7 +112,7 @@ def _graphs(
     config: PipelineConfig, model: Transformer, kv: KVCache, sizes: Dimensions
 ) -> GraphedSteps | None:
     """CUDA graphs for decoding and verification, made, where this rank can have them."""
-    if model.backend.name != "cuda" or model.tp.size > 1 or config.target.enforce_eager:
+    if model.backend.name != "cuda" or config.target.enforce_eager:
         return None
     from ssd_pipe.verification.graphed import GraphedSteps
 

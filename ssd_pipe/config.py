@@ -44,6 +44,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
         cpus: cores this process may run on, empty = all.
         backend: "auto", "reference" (plain torch), "native" (compiled CPU kernels) or "cuda"
             (Triton kernels).
+        attention: on a GPU, "triton" (our kernel) or "flashinfer" for prompts; "auto" is "triton".
         load_format: where weights come from: the model's "safetensors" files, or "dummy": random
             ones of its shape, for timing. "auto" is dummy for a "shape:NAME" model only.
         seed: of dummy weights.
@@ -58,6 +59,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
     threads: int = 0
     cpus: list[int] = []
     backend: Literal["auto", "reference", "native", "cuda"] = "auto"
+    attention: Literal["auto", "triton", "flashinfer"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     seed: int = 0
     enforce_eager: bool = False

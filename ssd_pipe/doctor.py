@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ipc import probe
 from ipc.rundir import list_runs
-from ssd_pipe import hub
+from ssd_pipe import device_report, hub
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ModelError, ResourceError
 from ssd_pipe.footprint import shared_bytes
@@ -51,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     software: dict[str, Any]
     gpus: dict[str, Any]
     transports: dict[str, Any]
+    device_transports: dict[str, Any]
     models: dict[str, Any]
     runs: dict[str, Any]
     missing: list[str]
@@ -75,6 +76,7 @@ def examine(config: PipelineConfig) -> Report:
         software=software,
         gpus=_gpus(),
         transports=_transports(config),
+        device_transports=dict(device_report.describe(config.run.shm_dir)),
         models=models,
         runs=_runs(config),
         missing=missing,

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import torch
 
-from models.backends.base import Backend
+from models.backends.base import AttentionKind, Backend
 from models.backends.reference import ReferenceBackend
 from ssd_pipe.errors import ConfigError
 
@@ -14,14 +14,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def make_backend(
-    name: str, device: torch.device | str = "cpu", dtype: torch.dtype | str = torch.float32
+    name: str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = torch.float32,
+    attention: AttentionKind = "auto",
 ) -> Backend:
     """The backend called ``name`` for arithmetic in ``dtype``.
 
     "reference", "native", "cuda" or "auto": the native kernels on a CPU in float32 where they can
     be built, the CUDA kernels on a GPU where Triton is installed, plain torch elsewhere. Raises
-    ConfigError for a name, device or dtype it cannot serve, and models.native's NativeUnavailable
-    if "native" is asked for and cannot be built.
+    ConfigError for a name, device, dtype or ``attention`` (see CudaBackend) it cannot serve, and
+    models.native's NativeUnavailable if "native" is asked for and cannot be built.
     """
     device = torch.device(device)
     wanted = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
@@ -29,6 +32,8 @@ def make_backend(
         raise ConfigError("dtype", f"must be float32 or bfloat16, got {dtype}")
     if name not in ("auto", "reference", "native", "cuda"):
         raise ConfigError("backend", f"must be auto, reference, native or cuda, got {name!r}")
+    if attention != "auto" and (device.type != "cuda" or name == "reference"):
+        raise ConfigError("attention", f"{attention} needs the cuda backend on a GPU")
     fits = device.type == "cpu" and wanted == torch.float32
     if name == "native" and not fits:
         raise ConfigError(
@@ -49,7 +54,7 @@ def make_backend(
         if find_spec("triton") is not None:
             from models.backends.cuda import CudaBackend
 
-            return CudaBackend(device, wanted)
+            return CudaBackend(device, wanted, attention=attention)
         if name == "cuda":
             raise ConfigError("backend", "cuda needs Triton: pip install 'ssd-pipe[cuda]'")
     return ReferenceBackend(device, wanted)

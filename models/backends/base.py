@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from models.batch import ForwardBatch
+
+AttentionKind = Literal["auto", "triton", "flashinfer"]
 
 
 class SamplingKernels(Protocol):

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.nn import functional
 
+from models.backends.base import AttentionKind
 from models.batch import ForwardBatch
 from models.cuda.attention import paged_attention
+from models.cuda.flashinfer import FlashInferAttention
 from models.cuda.noise import CudaSampling
 from models.cuda.norms import add_rms_norm, rms_norm, silu_mul
 from models.cuda.rotary import rope_and_store
@@ -43,8 +45,11 @@ class CudaOptions:
             they win up to 12 tokens of a narrow model (SmolLM2-135M: 0.54 ms at one token and
             0.87 ms at six, against 0.97 and 1.00 ms) and lose at 24.
         fused_width: widest hidden size that takes them for several tokens.
-        single_width: widest that takes them for one. Wider models are bound by cuBLAS' own
-            bandwidth, not by kernel boundaries (at 2048, 1.20 ms against 1.10 ms).
+        single_width: widest that takes them for one. Wider models take our plain product for one
+            token, whose first weights arrive while the kernel before still runs (Llama-3.1-8B:
+            4.20 ms against 4.67 ms by cuBLAS).
+        few_bytes: largest matrix that takes our plain product for several tokens of a wider model,
+            up to ``fused_tokens``: cuBLAS reads small ones at three quarters of the bandwidth.
     """
 
     split: int = 128
@@ -52,6 +57,7 @@ class CudaOptions:
     fused_tokens: int = 12
     fused_width: int = 768
     single_width: int = 1024
+    few_bytes: int = 48 << 20
 
     def __post_init__(self) -> None:
         if self.split < 16 or self.split % 16:
@@ -61,7 +67,11 @@ class CudaOptions:
 
 
 class CudaBackend:
-    """Backend protocol on a CUDA device, in bfloat16 or float32; weights stay [out, in]."""
+    """Backend protocol on a CUDA device, in bfloat16 or float32; weights stay [out, in].
+
+    ``attention``: "flashinfer" for pieces of prompts, "triton" (our kernel) for everything; "auto"
+    is "triton". Raises ConfigError if FlashInfer cannot be had.
+    """
 
     name = "cuda"
 
@@ -70,11 +80,15 @@ class CudaBackend:
         device: torch.device | str = "cuda",
         activation_dtype: torch.dtype = torch.bfloat16,
         options: CudaOptions | None = None,
+        attention: AttentionKind = "auto",
     ) -> None:
         self.device = torch.device(device)
         self.activation_dtype = activation_dtype
         self.options = options or CudaOptions()
         self.sampling = CudaSampling()
+        self._flash = None
+        if attention == "flashinfer":
+            self._flash = FlashInferAttention(self.device, activation_dtype)
 
     def pack(self, weight: torch.Tensor) -> object:
         return weight.to(self.device, self.activation_dtype).contiguous()
@@ -82,11 +96,22 @@ class CudaBackend:
     def first_rows(self, weight: object, count: int) -> object:
         return cast(torch.Tensor, weight)[:count]
 
-    def linear(self, x: torch.Tensor, weight: object, bias: torch.Tensor | None) -> torch.Tensor:
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: object,
+        bias: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As the protocol says; ``out``: where to put the product."""
         w = cast(torch.Tensor, weight)
-        if self._skinny(x.shape[0], w.shape[1]):
-            return skinny_linear(x, w, bias)
-        return functional.linear(x, w, bias)
+        if self._takes_skinny(x.shape[0], w):
+            return skinny_linear(x, w, bias, out=out)
+        if out is None:
+            return functional.linear(x, w, bias)
+        if bias is None:
+            return torch.mm(x, w.t(), out=out)
+        return torch.addmm(bias, x, w.t(), out=out)
 
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return functional.embedding(tokens, table).to(self.activation_dtype)
@@ -142,6 +167,8 @@ class CudaBackend:
         scale: float,
     ) -> torch.Tensor:
         """As the protocol says; a token that sees nothing gets zeros."""
+        if self._flash is not None and self._flash.takes(batch):
+            return self._flash(q, k_cache, v_cache, batch, scale)
         tiles = self._tiles(batch, q.shape[1], k_cache.shape[2])
         split = self.options.split if q.shape[0] <= self.options.split_tokens else 0
         return paged_attention(q, k_cache, v_cache, batch, tiles, scale, split)
@@ -155,14 +182,18 @@ class CudaBackend:
 
         return CudaForward(self, layers, norm, eps)
 
-    def _skinny(self, tokens: int, width: int) -> bool:
+    def _takes_skinny(self, tokens: int, weight: torch.Tensor) -> bool:
         options = self.options
-        widest = options.single_width if tokens == 1 else options.fused_width
-        return 0 < tokens <= options.fused_tokens and width <= widest
+        if not 0 < tokens <= options.fused_tokens:
+            return False
+        small = tokens == 1 or weight.nbytes <= options.few_bytes
+        return small or self.takes_fused(tokens, weight.shape[1])
 
     def takes_fused(self, tokens: int, width: int) -> bool:
         """Whether a pass of ``tokens`` through a model of hidden size ``width`` runs fused."""
-        return self._skinny(tokens, width)
+        options = self.options
+        widest = options.single_width if tokens == 1 else options.fused_width
+        return 0 < tokens <= options.fused_tokens and width <= widest
 
     def _tiles(self, batch: ForwardBatch, heads: int, kv_heads: int) -> Tiles:
         if isinstance(batch, StaticBatch) and batch.tiles is not None:

@@ -4,7 +4,8 @@ A program serves one tile of tokens of one sequence, the query heads of one KV h
 of the positions, so that a sequence's K and V are read once for all its tokens (flash-decoding:
 Dao et al. 2023; online softmax: Milakov, Gimelshein, arXiv 1805.02867). Splits are cut by position
 at fixed places; a token's result thus depends neither on the other rows of the batch nor on how
-long the longest of them is. Long prefills run unsplit, with the same masks.
+long the longest of them is. The branches' own tokens are one more split, beside the trunk's. Long
+prefills run unsplit, with the same masks.
 """
 # mypy: allow-untyped-defs
 
@@ -91,9 +92,15 @@ def _attention_kernel(
     longest = tl.max(context, axis=0)
     low = split * split_size
     high = longest
+    in_suffix = split == 0
+    beyond = (split > 0) & (low >= longest)
     if not DIRECT:
         high = tl.minimum(longest, low + split_size)
-    if (split > 0) & (low >= longest):
+        if SUFFIX:
+            in_suffix = split == tl.num_programs(2) - 1
+            high = tl.where(in_suffix, low, high)
+            beyond = beyond & (split < tl.num_programs(2) - 1)
+    if beyond:
         return
     d = tl.arange(0, DIM_P)
     in_dim = d < DIM
@@ -121,7 +128,7 @@ def _attention_kernel(
         scores = tl.where(seen, scores, float("-inf"))
         peak, total, acc = _fold(scores, values, peak, total, acc)
     if SUFFIX:  # noqa: SIM102 (decided at compile time)
-        if split == 0:
+        if in_suffix:
             own = tl.load(suffix_lens + token, mask=exists, other=0)
             # Keys of all the tile's suffixes, slot j of every token before slot j + 1 of any.
             for first in range(0, tl.max(own, axis=0) * WIDTH, BLOCK_N):
@@ -181,10 +188,12 @@ def _reduce_kernel(
     context_lens,
     num_tokens,
     split_size,
+    suffix_split,
     HEADS: tl.constexpr,
     DIM: tl.constexpr,
     DIM_P: tl.constexpr,
     CHUNK: tl.constexpr,
+    SUFFIX: tl.constexpr,
     PDL: tl.constexpr,
 ):
     after_previous(PDL)
@@ -196,6 +205,11 @@ def _reduce_kernel(
     peak = float("-inf")
     total = 0.0
     acc = tl.zeros((DIM_P,), tl.float32)
+    if SUFFIX:
+        own = (suffix_split.to(tl.int64) * num_tokens + token) * HEADS + head
+        peak = tl.load(part_peak + own)
+        total = tl.load(part_total + own)
+        acc = tl.load(part_acc + own * DIM + d, mask=in_dim, other=0.0)
     for first in range(0, splits, CHUNK):
         split = first + tl.arange(0, CHUNK)
         there = split < splits
@@ -240,9 +254,11 @@ def paged_attention(
     longest = batch.block_tables.shape[1] * page
     direct = split <= 0 or longest <= split
     splits = 1 if direct else triton.cdiv(longest, split)
+    suffix = batch.suffix_slots if batch.suffix_lens is not None else None
+    grid_splits = splits + (not direct and suffix is not None)
     parts = (out, out, out)
     if not direct:
-        shape = (splits, tokens, heads)
+        shape = (grid_splits, tokens, heads)
         parts = (
             torch.empty((*shape, dim), dtype=torch.float32, device=q.device),
             torch.empty(shape, dtype=torch.float32, device=q.device),
@@ -255,8 +271,7 @@ def paged_attention(
     if q.dtype == torch.float32 or dim_p > 128:
         block_n = 32 if dim_p <= 64 else 16
     order = tiles.order
-    suffix = batch.suffix_slots if batch.suffix_lens is not None else None
-    _attention_kernel[(tiles.seq.shape[0], kv_heads, splits)](
+    _attention_kernel[(tiles.seq.shape[0], kv_heads, grid_splits)](
         q,
         k_cache,
         v_cache,
@@ -298,10 +313,12 @@ def paged_attention(
             batch.context_lens,
             tokens,
             split,
+            splits,
             heads,
             dim,
             dim_p,
             REDUCED_TOGETHER,
+            suffix is not None,
             num_warps=4 if dim_p > 64 else 2,
             **overlap(q),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -29,6 +30,9 @@ from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.sampling.filters import GREEDY_BELOW
+
+if TYPE_CHECKING:
+    from models.backends.cuda import CudaBackend
 
 
 @dataclass(slots=True)
@@ -154,8 +158,6 @@ class StepGraph:
             self._kv.block_size,
         )
         logits = head_logits(self._model, self._model.forward(batch, self._kv))
-        if logits is None:
-            return
         out.logits = logits.view(self._shape)
         noise = (self._keys, self._factors)
         choose(logits, *noise, out=out.chosen.view(-1))
@@ -252,6 +254,10 @@ class GraphRunner:
             self._graphs[key] = StepGraph(self._model, self._kv, self.pool, *key, self._top_n)
         return self._graphs[key]
 
+    def close(self) -> None:
+        """Destroy the graphs, and what their collectives hold."""
+        self._graphs.clear()
+
     def warm_up(self, widths: Sequence[int]) -> None:
         """Make the graphs of all buckets of rows and positions at these widths."""
         for width in widths:
@@ -260,13 +266,21 @@ class GraphRunner:
                     self.graph(rows, width, blocks)
 
 
-def head_logits(model: Transformer, hidden: torch.Tensor, vocab: int = 0) -> torch.Tensor | None:
-    """[L, H] -> [L, V] on rank 0, in the activation dtype where the model is not sharded.
+def head_logits(
+    model: Transformer, hidden: torch.Tensor, vocab: int = 0, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[L, H] -> [L, V] in the activation dtype, contiguous, the same on every rank.
 
-    ``vocab`` > 0: of the first so many tokens only; not with tensor parallelism.
+    ``vocab`` > 0: of the first so many tokens only. ``out``: where to put them.
     """
+    head = model.head
     if model.tp.size > 1:
-        return model.logits(hidden)
-    if vocab:
-        return model.head.first(hidden, vocab)
-    return model.head(hidden)
+        logits = model.tp.all_gather_logits(head(hidden), model.config.vocab_size)
+        logits = logits[:, :vocab].contiguous() if vocab else logits
+        return logits if out is None else out.copy_(logits)
+    if out is None:
+        return head.first(hidden, vocab) if vocab else head(hidden)
+    backend = cast("CudaBackend", model.backend)
+    weight = backend.first_rows(head.weight, vocab) if vocab else head.weight
+    bias = head.bias[:vocab] if vocab and head.bias is not None else head.bias
+    return backend.linear(hidden, weight, bias, out)

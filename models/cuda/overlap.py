@@ -31,12 +31,13 @@ def after_previous(PDL: tl.constexpr):
 
 
 @lru_cache
-def _supported(index: int) -> bool:
+def supported(index: int) -> bool:
+    """Whether kernels on GPU ``index`` overlap."""
     return torch.cuda.get_device_capability(index) >= (9, 0) and os.environ.get(SWITCH) != "0"
 
 
 def overlap(tensor: torch.Tensor) -> dict[str, Any]:
     """Launch arguments of a kernel that has a ``PDL`` parameter and calls ``after_previous``."""
-    if tensor.is_cuda and _supported(tensor.device.index or 0):
+    if tensor.is_cuda and supported(tensor.device.index or 0):
         return {"PDL": True, "launch_pdl": True}
     return {"PDL": False}

@@ -8,6 +8,8 @@ it run in the product's own kernel: five products and attention make a layer.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,20 @@ import triton.language as tl
 from models.cuda.overlap import after_previous, overlap
 
 MAX_ROWS = 64
+ONCE = 1536
+"""Columns up to which one row's product takes a row of the matrix at once."""
+
+
+@triton.jit
+def _part(x, norm, squares, m, in_m, k, in_k, K, NORM: tl.constexpr):
+    """Some columns of the rows, times the norm's weight if there is one; sums of squares."""
+    part = tl.load(x + m[:, None] * K + k[None, :], mask=in_m[:, None] & in_k[None, :], other=0.0)
+    if NORM:
+        wide = part.to(tl.float32)
+        squares += tl.sum(wide * wide, axis=1)
+        wide *= tl.load(norm + k, mask=in_k, other=0.0)[None, :]
+        part = wide.to(part.dtype)
+    return part, squares
 
 
 @triton.jit
@@ -38,29 +54,33 @@ def _rows_kernel(
     RESIDUAL: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Several rows on the tensor cores, 16 or more padded."""
-    after_previous(PDL)
+    """Several rows on the tensor cores, 16 or more padded. The first weights are fetched while
+    the kernel before this one still runs."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     in_n, in_m = n < N, m < rows
     weight_at = weight + n.to(tl.int64)[None, :] * K
     gap = N.to(tl.int64) * K  # from a gate's row to its up's
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     squares = tl.zeros((BLOCK_M,), tl.float32)
-    for first in range(0, K, BLOCK_K):
+    k = tl.arange(0, BLOCK_K)
+    in_k = k < K
+    mask = in_k[:, None] & in_n[None, :]
+    w = tl.load(weight_at + k[:, None], mask=mask, other=0.0)
+    up_w = w
+    if GATED:
+        up_w = tl.load(weight_at + gap + k[:, None], mask=mask, other=0.0)
+    after_previous(PDL)
+    part, squares = _part(x, norm, squares, m, in_m, k, in_k, K, NORM)
+    acc = tl.dot(part, w, input_precision="ieee")
+    if GATED:
+        up = tl.dot(part, up_w, input_precision="ieee")
+    for first in range(BLOCK_K, K, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         in_k = k < K
-        part = tl.load(
-            x + m[:, None] * K + k[None, :], mask=in_m[:, None] & in_k[None, :], other=0.0
-        )
+        part, squares = _part(x, norm, squares, m, in_m, k, in_k, K, NORM)
         mask = in_k[:, None] & in_n[None, :]
         w = tl.load(weight_at + k[:, None], mask=mask, other=0.0)
-        if NORM:
-            wide = part.to(tl.float32)
-            squares += tl.sum(wide * wide, axis=1)
-            wide *= tl.load(norm + k, mask=in_k, other=0.0)[None, :]
-            part = wide.to(w.dtype)
         acc = tl.dot(part, w, acc, input_precision="ieee")
         if GATED:
             w = tl.load(weight_at + gap + k[:, None], mask=mask, other=0.0)
@@ -102,19 +122,19 @@ def _row_kernel(
     ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row, by multiply and add: nothing but the weights' stream counts. ``ONCE``: K fits a
-    block, and the weights are fetched while the kernel before this one still runs."""
+    """One row, by multiply and add: nothing but the weights' stream counts. A block's weights are
+    fetched while the one before it is used, the first (with ``ONCE``, all that K has) while the
+    kernel before this one still runs."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_n = n < N
     weight_at = weight + n.to(tl.int64)[:, None] * K
-    gap = N.to(tl.int64) * K
-    if ONCE:
-        k_once = tl.arange(0, BLOCK_K)
-        mask_once = in_n[:, None] & (k_once < K)[None, :]
-        w_once = tl.load(weight_at + k_once[None, :], mask=mask_once, other=0.0)
-        up_once = w_once
-        if GATED:
-            up_once = tl.load(weight_at + gap + k_once[None, :], mask=mask_once, other=0.0)
+    gap = N.to(tl.int64) * K  # from a gate's row to its up's
+    k = tl.arange(0, BLOCK_K)
+    mask = in_n[:, None] & (k < K)[None, :]
+    ahead = tl.load(weight_at + k[None, :], mask=mask, other=0.0)
+    up_ahead = ahead
+    if GATED:
+        up_ahead = tl.load(weight_at + gap + k[None, :], mask=mask, other=0.0)
     after_previous(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
@@ -123,22 +143,20 @@ def _row_kernel(
         k = first + tl.arange(0, BLOCK_K)
         in_k = k < K
         part = tl.load(x + k, mask=in_k, other=0.0).to(tl.float32)
-        mask = in_n[:, None] & in_k[None, :]
-        if ONCE:  # noqa: SIM108 (decided at compile time)
-            w = w_once
-        else:
-            w = tl.load(weight_at + k[None, :], mask=mask, other=0.0)
+        w, up_w = ahead, up_ahead
+        if not ONCE:
+            following = k + BLOCK_K
+            mask = in_n[:, None] & (following < K)[None, :]
+            ahead = tl.load(weight_at + following[None, :], mask=mask, other=0.0)
+            if GATED:
+                up_ahead = tl.load(weight_at + gap + following[None, :], mask=mask, other=0.0)
         if NORM:
             squares += part * part
             part *= tl.load(norm + k, mask=in_k, other=0.0)
             part = part.to(w.dtype).to(tl.float32)
         acc += w.to(tl.float32) * part[None, :]
         if GATED:
-            if ONCE:  # noqa: SIM108
-                w = up_once
-            else:
-                w = tl.load(weight_at + gap + k[None, :], mask=mask, other=0.0)
-            up += w.to(tl.float32) * part[None, :]
+            up += up_w.to(tl.float32) * part[None, :]
     result = tl.sum(acc, axis=1)
     gain = tl.sum(up, axis=1)
     if NORM:
@@ -156,6 +174,34 @@ def _row_kernel(
     tl.store(out + n, value, mask=in_n)
 
 
+class Tiling(NamedTuple):
+    """How a product is cut: a program's rows of the matrix, the columns it takes at a time, its
+    warps, and (for several rows of x) how many loads are under way."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int = 1
+
+
+def row_tiling(n: int, k: int, gated: bool) -> Tiling:
+    """What an H200 does best for a matrix of ``n`` rows (pairs of rows, if gated) of ``k``."""
+    if k > ONCE:
+        return Tiling(4, 1024, 4)
+    columns, few = triton.next_power_of_2(k), 1 if gated else 2
+    rows = few * (4096 // columns) if k * n >= 1 << 22 else few
+    return Tiling(max(1, min(rows, 16)), columns, 4)
+
+
+def rows_tiling(block_m: int, k: int, gated: bool, wide: bool) -> Tiling:
+    """The same for several rows of x, padded to ``block_m``; ``wide``: in float32."""
+    size = 2 if wide else 1
+    columns = max(32, min(256 // size, triton.next_power_of_2(k)))
+    if block_m > 32:
+        columns = min(columns, 128 // size)
+    return Tiling(16, columns, 4 if block_m > 16 else 2, 3 if wide or gated else 4)
+
+
 def skinny_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -165,6 +211,8 @@ def skinny_linear(
     eps: float = 0.0,
     gated: bool = False,
     residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tiling: Tiling | None = None,
 ) -> torch.Tensor:
     """x [T, K] (1 <= T <= MAX_ROWS) times weight [N, K] -> [T, N] in x's dtype.
 
@@ -173,6 +221,8 @@ def skinny_linear(
         norm: float32 [K]: the product is of RMS norm(x) with this weight and ``eps``.
         gated: ``weight`` is [2N, K], gate over up; the result is silu(gate) * up.
         residual: [T, N], added to the rounded product.
+        out: [T, N] to write to.
+        tiling: None = ``row_tiling``'s or ``rows_tiling``'s.
 
     ``x``, ``weight`` and ``residual`` have one dtype. Raises ValueError for shapes beyond these.
     """
@@ -181,7 +231,8 @@ def skinny_linear(
     n = weight.shape[0] // 2 if gated else weight.shape[0]
     if not 1 <= rows <= MAX_ROWS or weight.shape[1] != k or (gated and bias is not None):
         raise ValueError(f"skinny_linear: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
-    out = x.new_empty((rows, n))
+    if out is None:
+        out = x.new_empty((rows, n))
     unused = x
     tensors = (
         x,
@@ -193,31 +244,34 @@ def skinny_linear(
     )
     flags = (norm is not None, gated, bias is not None, residual is not None)
     if rows == 1:
-        once = k <= 2048
-        block_k = triton.next_power_of_2(k) if once else 1024
-        block_n = (1 if gated else 2) * (4096 // block_k) if k * n >= 1 << 22 else 1
-        block_n = max(1, min(block_n, 16))
-        _row_kernel[(triton.cdiv(n, block_n),)](
-            *tensors, n, k, eps, block_n, block_k, *flags, once, num_warps=4, **overlap(x)
+        cut = tiling or row_tiling(n, k, gated)
+        _row_kernel[(triton.cdiv(n, cut.rows),)](
+            *tensors,
+            n,
+            k,
+            eps,
+            cut.rows,
+            cut.columns,
+            *flags,
+            k <= cut.columns,
+            num_warps=cut.warps,
+            **overlap(x),
         )
         return out
-    wide = 2 if x.dtype == torch.float32 else 1
     block_m = max(16, triton.next_power_of_2(rows))
-    block_k = max(32, min(256 // wide, triton.next_power_of_2(k)))
-    if block_m > 32:
-        block_k = min(block_k, 128 // wide)
-    _rows_kernel[(triton.cdiv(n, 16),)](
+    cut = tiling or rows_tiling(block_m, k, gated, x.dtype == torch.float32)
+    _rows_kernel[(triton.cdiv(n, cut.rows),)](
         *tensors,
         rows,
         n,
         k,
         eps,
         block_m,
-        16,
-        block_k,
+        cut.rows,
+        cut.columns,
         *flags,
-        num_warps=4 if block_m > 16 else 2,
-        num_stages=4 if wide == 1 and not gated else 3,
+        num_warps=cut.warps,
+        num_stages=cut.stages,
         **overlap(x),
     )
     return out

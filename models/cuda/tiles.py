@@ -67,14 +67,18 @@ def tiles_of(seqs: torch.Tensor, rows: int, width: int) -> Tiles:
     return Tiles(seq.int(), start.int(), length.int(), width, order.int())
 
 
-def tile_width(tokens: int, heads: int, kv_heads: int, dtype: torch.dtype) -> int:
+def tile_width(
+    tokens: int, heads: int, kv_heads: int, dtype: torch.dtype, branches: bool = False
+) -> int:
     """Tokens of a tile, for sequences of about ``tokens`` tokens each: a power of two, whose
     product with the padded group of query heads is 16 (a tensor-core tile) to 128.
 
-    float32 has no tensor cores here and stops at 32, or its products fill the register file.
+    float32 has no tensor cores here and stops at 32, or its products fill the register file. So do
+    ``branches``, as every tile of theirs looks at all its members' own tokens: 24 of them after 512
+    positions took 7 us a layer of the 1B shape in tiles of 8, and 11 us in one of 32.
     """
     group = _power_of_two(heads // kv_heads)
-    most = max(1, (32 if dtype == torch.float32 else 128) // group)
+    most = max(1, (32 if branches or dtype == torch.float32 else 128) // group)
     return max(1, 16 // group, min(_power_of_two(tokens), most))
 
 

@@ -64,12 +64,13 @@ class TreeGraph:
     ``after_step``, if given, is called with (this graph, step) while it is captured, after that
     step's choice is in ``chosen[step]``: what it queues (publishing, say) is part of the launch.
     ``vocab`` > 0 chooses among the first so many tokens only. ``stepwise``: each step is a graph of
-    its own, so that the rest of a tree nobody wants any more is never launched.
+    its own, so that the rest of a tree nobody wants any more is never launched. ``logits`` is where
+    every step puts its logits, [R * W or more, V].
 
     Attributes:
         chosen: int64 [K, R, W], the branches' tokens by step.
         published: the same in pinned host memory; -1 where the step has not ended.
-        logits: per step, [R * W, V] in activation dtype; empty unless ``keep_logits``.
+        logits: [R * W, V] in activation dtype, of the newest step.
         inputs: the device tensors a launch reads.
     """
 
@@ -82,7 +83,7 @@ class TreeGraph:
         width: int,
         steps: int,
         num_blocks: int,
-        keep_logits: bool = False,
+        logits: torch.Tensor,
         after_step: Callable[[TreeGraph, int], None] | None = None,
         vocab: int = 0,
         stepwise: bool = False,
@@ -91,8 +92,8 @@ class TreeGraph:
         branches = rows * width
         self.rows, self.width, self.steps, self.num_blocks = rows, width, steps, num_blocks
         self._model, self._kv, self._after_step = model, kv, after_step
-        self._keep_logits, self._vocab = keep_logits, vocab
-        self.logits: list[torch.Tensor] = []
+        self._vocab = vocab
+        self.logits = logits[:branches]
         self._staging = Staging(
             [
                 Field("tokens", (branches,), torch.int64),
@@ -122,9 +123,9 @@ class TreeGraph:
         self._suffix_lens = filled((steps, branches), torch.int32)
         seqs = torch.arange(rows, dtype=torch.int32, device=device).repeat_interleave(width)
         heads, kv_heads = len(model.shard.heads), len(model.shard.kv_heads)
-        tiles = fixed_tiles(
-            rows, width, tile_width(width, heads, kv_heads, model.backend.activation_dtype), device
-        )
+        dtype = model.backend.activation_dtype
+        tile = tile_width(width, heads, kv_heads, dtype, branches=True)
+        tiles = fixed_tiles(rows, width, tile, device)
         wanted = torch.arange(branches, device=device)
         tokens = [self.inputs["tokens"], *(t.view(-1) for t in self.chosen[:-1])]
         self._batches = [
@@ -156,17 +157,13 @@ class TreeGraph:
         if steps[0] == 0:
             metadata = (self._positions, self._slots, self._suffix_slots, self._suffix_lens)
             expand_tree(inputs["positions"], inputs["slots"], inputs["live"], metadata, self.steps)
-            self.logits = []
         for step in steps:
             batch = self._batches[step]
-            logits = head_logits(self._model, self._model.forward(batch, self._kv), self._vocab)
-            if logits is None:
-                raise ConfigError("draft", "the draft's tree does not run tensor-parallel")
+            hidden = self._model.forward(batch, self._kv)
+            logits = head_logits(self._model, hidden, self._vocab, self.logits)
             chosen = self.chosen[step].view(-1)
             choose(logits, inputs["keys"][step], inputs["factors"], out=chosen)
             self._published[step].copy_(chosen, non_blocking=True)
-            if self._keep_logits:
-                self.logits.append(logits)
             if self._after_step is not None:
                 self._after_step(self, step)
 
@@ -176,6 +173,11 @@ class TreeGraph:
         for part in range(1, self.launches):
             self.launch_part(part)
         return where
+
+    def choose(self, step: int, where: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Put int64 [B] ``tokens`` in the place of those step ``step`` chose; the next step, not
+        launched yet, is fed them. ``where``: int64 [B], what ``begin`` returned, on the device."""
+        self.chosen[step].view(-1).index_copy_(0, where, tokens)
 
     def launch_part(self, part: int) -> None:
         """Launch part 1, 2, ... of the tree that ``begin`` began."""
@@ -244,7 +246,6 @@ class TreeRunner:
     Args:
         steps: K. max_rows: most rows. width: most branches of a row.
         max_positions: most positions of a sequence.
-        keep_logits: keep each step's logits (the rejection rule needs the distributions).
         stepwise: see TreeGraph.
         vocab: propose among the first so many tokens only, 0 = all.
 
@@ -260,7 +261,6 @@ class TreeRunner:
         width: int,
         max_positions: int,
         *,
-        keep_logits: bool = False,
         after_step: Callable[[TreeGraph, int], None] | None = None,
         vocab: int = 0,
         stepwise: bool = False,
@@ -272,8 +272,12 @@ class TreeRunner:
         self._model, self._kv = model, kv
         self._steps, self._max_rows, self._width = steps, max_rows, width
         self._max_blocks = -(-max_positions // kv.block_size)
-        self._keep_logits, self._after_step, self._vocab = keep_logits, after_step, vocab
-        self._stepwise = stepwise
+        self._after_step, self._vocab, self._stepwise = after_step, vocab, stepwise
+        self._logits = torch.empty(
+            (max_rows * width, vocab or model.config.vocab_size),
+            dtype=model.backend.activation_dtype,
+            device=model.backend.device,
+        )
         self.pool = pool or GraphPool(options)
         self._graphs: dict[tuple[int, int], TreeGraph] = {}
 
@@ -290,7 +294,7 @@ class TreeRunner:
                 self._width,
                 self._steps,
                 context,
-                self._keep_logits,
+                self._logits,
                 self._after_step,
                 self._vocab,
                 self._stepwise,

@@ -17,11 +17,12 @@ FRESH = 0.9  # seconds; an older state than this is a scheduler's that did not a
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """``status`` is "ok", "degraded" (every request is served, but without speculation) or
-    "unavailable"; ``reason`` says why."""
+    "unavailable"; ``reason`` says why. ``notes``: ProcessState's."""
 
     status: str
     reason: str = ""
     processes: dict[str, str] = {}
+    notes: dict[str, dict[str, str]] = {}
 
 
 async def examine(client: AsyncClient, run: RunSection) -> Health:
@@ -45,14 +46,16 @@ async def examine(client: AsyncClient, run: RunSection) -> Health:
         reason = "frontend: not there"
     processes = reply.processes if reply is not None else ()
     states = {p.name: p.state for p in processes}
+    notes = {p.name: p.notes for p in processes if p.notes}
     ailments = {p.name: ill for p in processes if (ill := _ailment(p, run.beat_timeout))}
     spared = {n for n in ailments if run.on_draft_failure == "degrade" and n.startswith("draft")}
     reason = reason or next((ill for n, ill in ailments.items() if n not in spared), "")
-    if reason:
-        return Health(status="unavailable", reason=reason, processes=states)
-    missed = reply.degraded if reply is not None else ""
-    missed = missed or next((ailments[n] for n in ailments), "")
-    return Health(status="degraded" if missed else "ok", reason=missed, processes=states)
+    status = "unavailable"
+    if not reason:
+        reason = reply.degraded if reply is not None else ""
+        reason = reason or next((ailments[n] for n in ailments), "")
+        status = "degraded" if reason else "ok"
+    return Health(status=status, reason=reason, processes=states, notes=notes)
 
 
 def _ailment(process: ProcessState, beat_timeout: float) -> str:

@@ -35,7 +35,10 @@ def print_status(reply: StatusReply) -> None:
     table = Table("process", "pid", "state", "detail", box=None)
     for process in reply.processes:
         detail = process.detail or (f"HTTP on port {process.port}" if process.port else "")
-        table.add_row(process.name, str(process.pid), process.state, detail)
+        notes = [f"{name}: {note}" for name, note in process.notes.items()]
+        table.add_row(
+            process.name, str(process.pid), process.state, "; ".join(filter(None, [detail, *notes]))
+        )
     console.print(table)
     for name, value in sorted(reply.counters.items()):
         console.print(f"  {name} {value:g}")

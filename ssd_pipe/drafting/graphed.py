@@ -1,7 +1,7 @@
 """The draft's passes on CUDA graphs: backup steps, the glue pass, and the tree of branches.
 
-What needs more than temperature and shared noise (filters, processors, the rejection rule) is left
-to the passes the Speculator makes on any device.
+Where more than temperature and shared noise shapes the choices (filters, processors, the rejection
+rule), the graphs still make the forward passes and the Speculator chooses from their logits.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import torch
 
 from models.cuda.capture import GraphOptions, GraphPool
 from models.cuda.graphs import GraphRunner, StepRow
@@ -83,8 +84,9 @@ class GraphedDraft:
             self._glue.warm_up((self._glue_width,))
             self._trees.warm_up()
 
-    def takes(self, trunks: Sequence[Trunk]) -> bool:
-        """Whether nothing but temperature and shared noise shapes the choices of these rows."""
+    def chooses(self, trunks: Sequence[Trunk]) -> bool:
+        """Whether the graphs can choose the tokens of these rows too: nothing but temperature and
+        shared noise shapes them."""
         return all(
             trunk.rules is None
             and (trunk.key.temperature == 0 or self._spec.rule == "shared_noise")
@@ -94,6 +96,18 @@ class GraphedDraft:
             )
             for trunk in trunks
         )
+
+    def logits(self, feeds: Sequence[Feed]) -> torch.Tensor | None:
+        """Feed rows; float32 [L, V] of the tokens from each row's fourth entry on, in order. None
+        if a row is too long for a graph."""
+        longest = max(len(tokens) for _, _, tokens, _ in feeds)
+        if longest > self._glue_width:
+            return None
+        out = self._backup.run(_step_rows(feeds), 1 if longest == 1 else self._glue_width)
+        parts = [
+            out.logits[i, first : len(tokens)] for i, (_, _, tokens, first) in enumerate(feeds)
+        ]
+        return torch.cat(parts).float()
 
     def next_tokens(self, feeds: Sequence[Feed]) -> list[int] | None:
         """Feed rows and choose the token after each; None if they are too long for a graph."""
@@ -149,6 +163,25 @@ class GraphedDraft:
                 row.row.slot: tokens[end - count : end]
                 for row, count, end in zip(rows, counts, ends, strict=True)
             }
+
+    def grow_chosen(
+        self, tree: Tree, choose: Callable[[int, torch.Tensor], Sequence[int]]
+    ) -> Iterator[int]:
+        """Extend all branches by what ``choose`` takes from each step's logits.
+
+        ``choose(step, logits)`` gets float32 [B, V], branches in the tree's order, and returns
+        their tokens. Gives the number of each step done; left early, it launches no further ones.
+        """
+        inputs = self._inputs(tree)
+        graph = self._trees.graph_of(inputs)
+        device = graph.chosen.device
+        where = torch.from_numpy(graph.begin(inputs)).to(device)
+        for step in range(self._spec.k):
+            if step:
+                graph.launch_part(step)
+            chosen = choose(step, graph.logits[where].float())
+            graph.choose(step, where, torch.tensor(chosen, device=device))
+            yield step
 
     def _inputs(self, tree: Tree) -> TreeInputs:
         rows = list(tree.rows.values())

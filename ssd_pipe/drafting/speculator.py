@@ -14,6 +14,7 @@ when the outcome has already come.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -58,6 +59,10 @@ MISS_EXPONENT = 0.7
 
 Feed = tuple[Trunk, int, list[int], int]
 """(trunk, start, tokens to feed there, index of the first whose logits are wanted)."""
+
+
+Propose = Callable[..., tuple[list[int], torch.Tensor | None]]
+"""``Speculator._propose`` or ``_propose_from``."""
 
 
 class Recipient(Protocol):
@@ -247,12 +252,12 @@ class Speculator:
         self, feeds: list[Feed], chains: list[list[int]]
     ) -> tuple[list[int], torch.Tensor | None]:
         """Feed rows whose chains are these so far; see ``_propose``."""
-        if self._graphs is not None and self._graphs.takes([trunk for trunk, *_ in feeds]):
-            tokens = self._graphs.next_tokens(feeds)
+        graphs = self._graphs
+        if graphs is not None and graphs.chooses([trunk for trunk, *_ in feeds]):
+            tokens = graphs.next_tokens(feeds)
             if tokens is not None:
                 self._fed(feeds)
                 return tokens, None
-        hidden = self._feed(feeds)
         sampling = RowSampling.from_keys([trunk.key for trunk, *_ in feeds])
         positions = [start + len(tokens) for _, start, tokens, _ in feeds]
         offsets = [len(chain) for chain in chains]
@@ -261,7 +266,11 @@ class Speculator:
             for i, (chain, (trunk, *_)) in enumerate(zip(chains, feeds, strict=True))
             if trunk.rules is not None
         ]
-        return self._propose(hidden, sampling, positions, offsets, places)
+        logits = self._graph_logits(feeds)
+        if logits is None:
+            return self._propose(self._feed(feeds), sampling, positions, offsets, places)
+        logits = logits[:, : self._vocab] if self._vocab else logits
+        return self._propose_from(logits, sampling, positions, offsets, places)
 
     def _fork(self, rows: list[DraftRow], chains: dict[int, list[int]]) -> None:
         """Glue pass and choice of branches; publishes the outcomes with no tokens yet."""
@@ -284,12 +293,14 @@ class Speculator:
             offsets += range(len(chain) + 1)
             excluded += [*chain, -1]
         found = None
-        if self._graphs is not None and self._graphs.takes([trunk for trunk, *_ in feeds]):
+        if self._graphs is not None and self._graphs.chooses([trunk for trunk, *_ in feeds]):
             found = self._graphs.candidates(feeds)
         if found is not None:
             self._fed(feeds)
         else:
-            logits = self._logits(self._feed(feeds))
+            logits = self._graph_logits(feeds)
+            if logits is None:
+                logits = self._logits(self._feed(feeds))
             if places:
                 logits = processed(logits, places, overwrite=True)
             found = draft_choice.fork_candidates(
@@ -304,7 +315,7 @@ class Speculator:
             )
         tokens_np, scores_np, chain_scores = found
         tree = Tree()
-        taper = 1.0 if self._tree_graphs([trunk for trunk, *_ in feeds]) else self._spec.taper
+        taper = self._taper
         first_row = 0
         for row in rows:
             chain = chains[row.slot]
@@ -359,8 +370,8 @@ class Speculator:
         tree, spec = self._tree, self._spec
         if not tree.size:
             return
-        graphs = self._tree_graphs([branches.trunk for branches in tree.rows.values()])
-        if graphs is not None:
+        graphs = self._graphs
+        if graphs is not None and graphs.chooses([b.trunk for b in tree.rows.values()]):
             for depth, grown in enumerate(graphs.grow(tree, self._study), 1):
                 for slot, tokens in grown.items():
                     if len(tokens):
@@ -372,13 +383,12 @@ class Speculator:
         branches = BranchBatches(tree, self._scratch_start, self.budget, spec.k, device)
         chains = {slot: self._asked[slot].chain for slot in tree.rows}
         suffixes = tree.suffixes(chains)
-        for step in range(spec.k):
-            alive, spans = branches.alive(step, spec.taper)
-            if not len(alive):
-                return
-            hidden = self._model.forward(branches.batch(step, alive), self._kv)
-            chosen, q = self._propose(
-                hidden,
+
+        def choose(step: int, scores: torch.Tensor, propose: Propose) -> list[int]:
+            """The tokens of pass ``step``, from hidden states or logits; publishes them."""
+            alive, spans = branches.alive(step, self._taper)
+            chosen, q = propose(
+                scores,
                 branches.sampling(alive),
                 branches.chosen_positions(step, alive),
                 [step] * len(alive),
@@ -392,11 +402,24 @@ class Speculator:
             for slot, span in spans.items():
                 if span.start < span.stop:
                     self._cache.publish_depth(slot, step + 1, chosen[span])
+            return chosen
+
+        if graphs is not None:
+            for _ in graphs.grow_chosen(tree, partial(choose, propose=self._propose_from)):
+                yield
+            return
+        for step in range(spec.k):
+            alive, _ = branches.alive(step, self._taper)
+            if not len(alive):
+                return
+            hidden = self._model.forward(branches.batch(step, alive), self._kv)
+            choose(step, hidden, self._propose)
             yield
 
-    def _tree_graphs(self, trunks: list[Trunk]) -> GraphedDraft | None:
-        """What grows a tree of these rows in graphs, all branches to the full depth."""
-        return self._graphs if self._graphs is not None and self._graphs.takes(trunks) else None
+    @property
+    def _taper(self) -> float:
+        """Share of the branches that go on to the next depth; graphs extend all of them."""
+        return self._spec.taper if self._graphs is None else 1.0
 
     # ------------------------------------------------------------ passes
 
@@ -423,6 +446,13 @@ class Speculator:
         self._fed(feeds)
         return hidden
 
+    def _graph_logits(self, feeds: list[Feed]) -> torch.Tensor | None:
+        """``_feed`` and ``_logits`` on a graph; None, with nothing fed, where there is none."""
+        logits = None if self._graphs is None else self._graphs.logits(feeds)
+        if logits is not None:
+            self._fed(feeds)
+        return logits
+
     @staticmethod
     def _fed(feeds: list[Feed]) -> None:
         for trunk, start, toks, _ in feeds:
@@ -448,22 +478,33 @@ class Speculator:
         ``offsets`` count the tokens of the row's chain before it; ``places`` are the rows that have
         processors.
         """
-        model, spec = self._model, self._spec
+        if not places and (self._spec.rule == "shared_noise" or sampling.greedy.all()):
+            chosen = choose_from(self._model, hidden, sampling, positions, self._vocab)
+            return chosen.tolist(), None
+        logits = self._logits(hidden, self._vocab)
+        return self._propose_from(logits, sampling, positions, offsets, places, mask_seconds)
+
+    def _propose_from(
+        self,
+        logits: torch.Tensor,
+        sampling: RowSampling,
+        positions: draft_choice.Ints,
+        offsets: draft_choice.Ints,
+        places: list[Place],
+        mask_seconds: float | None = None,
+    ) -> tuple[list[int], torch.Tensor | None]:
+        """``_propose`` from logits float32 [N, V], which it may change."""
         if places:
-            logits = processed(self._logits(hidden, self._vocab), places, mask_seconds, True)
-        elif spec.rule == "shared_noise" or sampling.greedy.all():
-            return choose_from(model, hidden, sampling, positions, self._vocab).tolist(), None
-        else:
-            logits = self._logits(hidden, self._vocab)
+            logits = processed(logits, places, mask_seconds, True)
         tokens, q = draft_choice.propose(
             logits,
             sampling,
             positions,
-            spec.rule,
+            self._spec.rule,
             offsets,
-            spec.saguaro_c,
+            self._spec.saguaro_c,
             self._cached_a_position,
-            model.backend.sampling,
+            self._model.backend.sampling,
         )
         return tokens.tolist(), q
 

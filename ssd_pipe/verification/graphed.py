@@ -52,6 +52,10 @@ class GraphedSteps:
         """Make the graphs that steps can need."""
         self._runner.warm_up(self._widths)
 
+    def close(self) -> None:
+        """Destroy the graphs. No step may follow."""
+        self._runner.close()
+
     def takes(self, row: PlanRow) -> bool:
         """Whether a row is a step of decoding, not a long piece of a prompt."""
         return row.sample and len(row.tokens) <= self._widths[-1]

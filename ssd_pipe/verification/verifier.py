@@ -106,9 +106,16 @@ class Verifier:
         if not long:
             return graphed
         eager = self._run_eager(long)
+        if self._model.tp.rank:
+            return eager
         parts = {True: iter(graphed.outcomes), False: iter(eager.outcomes)}
         outcomes = [next(parts[self._steps.takes(row)]) for row in plan.rows if row.sample]
         return Verified(outcomes, eager.forward_ns)
+
+    def close(self) -> None:
+        """Give up what a tensor-parallel group must outlive. No plan may follow."""
+        if self._steps is not None:
+            self._steps.close()
 
     def _run_eager(self, rows: list[StepRow]) -> Verified:
         inputs = [
@@ -127,9 +134,12 @@ class Verifier:
         """Rows with sampling of their own, or whose rule needs it, are judged on the logits."""
         states = [self._slots[row.slot] for row in rows]
         steps.run([(s.blocks, s.key, row) for s, row in zip(states, rows, strict=True)])
+        if self._model.tp.rank:
+            return Verified([], time.monotonic_ns())
         choices = steps.choices()
         forward_ns = time.monotonic_ns()
-        apart = [i for i, s in enumerate(states) if not self._fused or not s.plain]
+        chosen = self._rule == "shared_noise"
+        apart = [i for i, s in enumerate(states) if not chosen or not s.plain]
         judged: Iterator[RowOutcome] = iter(())
         if apart:
             judged = iter(self._judge_raw(steps.logits(apart), [rows[i] for i in apart]))

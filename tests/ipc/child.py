@@ -8,10 +8,12 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from ipc.lockstep import Lockstep
 from ipc.probe import CANDIDATES, respond
 from ipc.ring import Ring
 from ipc.rundir import RunDir, RunInUse
 from ipc.shm_channel import ShmChannel
+from ssd_pipe.errors import ResourceError
 
 
 def records(seed: int, count: int, longest: int) -> Iterator[bytes]:
@@ -80,6 +82,23 @@ def echo(shm_dir: str, name: str, spin_us: str = "0") -> None:
 def answer_probe(shm_dir: str, name: str, link: str, *allowed: str) -> None:
     with RunDir.open(shm_dir, name) as run:
         tell(respond(run, link, [c for c in CANDIDATES if c.name in allowed]))
+
+
+def keep_step(shm_dir: str, name: str) -> None:
+    """The other side of test_lockstep: one step for each of its."""
+
+    def fail() -> None:
+        raise OSError("theirs")
+
+    with RunDir.open(shm_dir, name) as run:
+        out, back = ShmChannel.open(run, "back"), ShmChannel.open(run, "there")
+        link = Lockstep(out, back, first=False)
+        tell(link.together(lambda: b"two").decode())
+        for step in (lambda: None, fail):
+            try:
+                link.both(step)
+            except ResourceError as error:
+                tell(error)
 
 
 if __name__ == "__main__":

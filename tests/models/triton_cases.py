@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from triton.runtime import interpreter
 
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.backends.reference import ReferenceBackend
@@ -18,31 +19,22 @@ from models.cuda.graphs import GraphRunner, StepRow
 from models.cuda.skinny import skinny_linear
 from models.cuda.tiles import tiles_of
 from models.cuda.tree import TreeInputs, TreeRunner
+from models.parallel import TensorParallel
 from models.registry import load_model
 from models.sequence_batch import build_batch
-from ssd_pipe.config import Mode, config_from_mapping
+from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import noise, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
+from tests.models import graph_ranks
+from tests.models.interpreter import accept_scalars_of_numpy_2_4
 from tests.models.tiny import make_tiny, perturbed, random_tokens
 from tests.rounds.local_pipeline import LocalPipeline
 
 BLOCK, BLOCKS = 4, 40
 
 
-def _accept_scalars_of_numpy_2_4() -> None:
-    """Triton 3.6's interpreter turns arrays of one element into loop bounds by ``int``, which
-    numpy refuses since 2.4."""
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patched
-
-
-_accept_scalars_of_numpy_2_4()
+accept_scalars_of_numpy_2_4()
 SMALL: dict[str, Any] = {
     "num_hidden_layers": 1,
     "vocab_size": 33,
@@ -300,18 +292,22 @@ def test_tree_equals_branches_run_one_by_one(tmp_path: Path) -> None:
         TreeRunner(model, kv, steps, 2, 2, 16).run(tree)
 
 
-@pytest.mark.parametrize("mode", ["sd", "ssd"])
-def test_rounds_on_graphs_emit_what_the_target_alone_does(tmp_path: Path, mode: Mode) -> None:
-    """Greedy and sampled rows in graphs; a filtered one beside them, which graphs leave alone."""
-    target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 13})
-    draft = perturbed(target, tmp_path / "near", 0.15)
-    config = config_from_mapping(
+def graph_config(**speculation: Any) -> PipelineConfig:
+    return config_from_mapping(
         {
-            "speculation": {"k": 2, "fan_out": 2},
+            "speculation": {"k": 2, "fan_out": 2} | speculation,
             "scheduler": {"max_num_seqs": 3, "max_model_len": 40, "max_batched_tokens": 16},
             "cache": {"block_size": 4},
         }
     )
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_rounds_on_graphs_emit_what_the_target_alone_does(tmp_path: Path, mode: Mode) -> None:
+    """Greedy, sampled and filtered rows; with the last, the graphs leave the choice to torch."""
+    target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 13})
+    draft = perturbed(target, tmp_path / "near", 0.15)
+    config = graph_config()
     keys = [NoiseKey(), NoiseKey(seed=3, temperature=1.0), NoiseKey(4, 1.0, 0.8)]
     texts = [random_tokens(n, 13, n) for n in (3, 9, 5)]
 
@@ -326,3 +322,40 @@ def test_rounds_on_graphs_emit_what_the_target_alone_does(tmp_path: Path, mode: 
         return outputs
 
     assert emitted(mode, backend=backend(PLAIN), graphs=True) == emitted("ar")
+
+
+def test_two_ranks_on_graphs_choose_alike_and_as_one_does(tmp_path: Path) -> None:
+    """Over gloo: the collectives stand where NCCL's stand inside a CUDA graph."""
+    folder = make_tiny(tmp_path, "llama", **SMALL)
+    context = multiprocessing.get_context("spawn")
+    ranks = [
+        context.Process(
+            target=graph_ranks.rank_main, args=(r, 2, str(folder), "cpu", "float32"), daemon=True
+        )
+        for r in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    alone = graph_ranks.outcomes_of(folder, TensorParallel(), backend(CudaOptions(split=16)))
+    for process in ranks:
+        process.join(120)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    first, second = (json.loads((folder / f"rank-{r}.json").read_text()) for r in range(2))
+    assert first["chosen"] == second["chosen"]
+    assert second["outcomes"] == [[], [], []]
+    assert first == json.loads(json.dumps(alone))
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_rejection_on_graphs_judges_with_what_was_handed_over(tmp_path: Path, mode: Mode) -> None:
+    """A draft equal to the target is always accepted, which takes the right q for every token."""
+    target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 13})
+    config = graph_config(rule="rejection", backup="jit")
+    pipeline = LocalPipeline(mode, target, target, config, backend=backend(PLAIN), graphs=True)
+    for rid, key in enumerate((NoiseKey(3, 1.0), NoiseKey(4, 0.9, 0.9, 6, 0.02))):
+        pipeline.add(rid, random_tokens(4 + rid, 13, rid), 5, key)
+    outputs = pipeline.run()
+    assert [len(tokens) for tokens in outputs.values()] == [5, 5]
+    counters = pipeline.planner.counters
+    assert counters.accepted == counters.drafted > 0
+    assert mode == "sd" or counters.hits > 0

@@ -1,0 +1,85 @@
+"""The kernels compile for a GPU, which the interpreter does not show; none is needed."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("Triton interprets here", allow_module_level=True)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from models.cuda import attention, norms, skinny
+
+HOPPER = GPUTarget("cuda", 90, 32)
+PRODUCT = {
+    **dict.fromkeys(("x", "weight", "bias", "residual", "out"), "*bf16"),
+    "norm": "*fp32",
+    **dict.fromkeys(("rows", "N", "K"), "i32"),
+    "eps": "fp32",
+}
+ATTENTION = {
+    **dict.fromkeys(("q", "k_cache", "v_cache", "out"), "*bf16"),
+    **dict.fromkeys(("part_acc", "part_peak", "part_total"), "*fp32"),
+    **dict.fromkeys(("order", "tile_seq", "tile_start", "tile_length", "tables"), "*i32"),
+    **dict.fromkeys(("context_lens", "suffix_slots", "suffix_lens"), "*i32"),
+    "scale": "fp32",
+    **dict.fromkeys(("num_tokens", "split_size", "suffix_split"), "i32"),
+    **dict.fromkeys(("table_stride", "suffix_stride"), "i32"),
+}
+NORM = {
+    **dict.fromkeys(("x", "residual", "out", "total"), "*bf16"),
+    "weight": "*fp32",
+    "width": "i32",
+    "eps": "fp32",
+}
+SHAPE = {"HEADS": 8, "KV_HEADS": 2, "GROUP_P": 4, "DIM": 64, "DIM_P": 64, "PAGE": 16}
+TILE = {"WIDTH": 4, "ROWS": 16, "BLOCK_N": 64, "ORDERED": True}
+REDUCE = {"HEADS": 8, "DIM": 64, "DIM_P": 64, "CHUNK": 16}
+EPILOGUE = {"NORM": True, "BIAS": False, "RESIDUAL": True}
+
+CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "one row": (skinny._row_kernel, PRODUCT, EPILOGUE | {"GATED": True, "ONCE": False}),
+    "rows": (skinny._rows_kernel, PRODUCT, EPILOGUE | {"GATED": True, "BLOCK_M": 16}),
+    "norm": (norms._rms_norm_kernel, NORM, {"ADD": True, "BLOCK": 1024}),
+    "split attention": (
+        attention._attention_kernel,
+        ATTENTION,
+        SHAPE | TILE | {"DIRECT": False, "SUFFIX": True},
+    ),
+    "prompt attention": (
+        attention._attention_kernel,
+        ATTENTION,
+        SHAPE | TILE | {"DIRECT": True, "SUFFIX": True},
+    ),
+    "reduction": (attention._reduce_kernel, ATTENTION, REDUCE | {"SUFFIX": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compile_for_a_gpu(name: str) -> None:
+    kernel, types, constants = CASES[name]
+    constants = constants | {"PDL": True}
+    if kernel in (skinny._row_kernel, skinny._rows_kernel):
+        constants |= {"BLOCK_N": 16, "BLOCK_K": 128}
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={n: "constexpr" if n in constants else types[n] for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, n in enumerate(names)
+            if types.get(n, "").startswith("*")
+        },
+    )
+    compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, "launch_pdl": True})
+    assert "griddepcontrol.wait" in compiled.asm["ptx"]
