@@ -31,12 +31,12 @@ class Bench:
 
     Attributes:
         trajectories: of every answer of our own engines so far.
-        rows: every row so far.
+        rows: every row so far, with the part of the run it is from.
     """
 
     def __init__(self, plan: Plan, out: Console, results: Results) -> None:
         self.trajectories: list[Trajectory] = []
-        self.rows: list[Row] = []
+        self.rows: list[tuple[str, Row]] = []
         self._plan = plan
         self._out = out
         self._results = results
@@ -77,7 +77,8 @@ class Bench:
         if measured.bandwidth is not None:
             self._out.print(tables.bandwidth_line(measured.bandwidth))
         self.trajectories += measured.trajectories
-        self.rows += [*rows, *(row for some in by_set.values() for row in some)]
+        every = [*rows, *(row for some in by_set.values() for row in some)]
+        self.rows += [(f"frame {frame}", row) for row in every]
         self._frames.append(
             {
                 "frame": frame,
@@ -114,7 +115,7 @@ class Bench:
                 groups, jobs, plan.repeats, plan.sweep_frame, self._builder(), advance, keep
             )
         rows = [each.row for each in done]
-        self.rows += rows
+        self.rows += [("sweep", row) for row in rows]
         self._out.print(tables.sweep_table([axis.name for axis in plan.sweep], rows))
 
     def run_fan_out(self) -> None:

@@ -20,18 +20,21 @@ class WandbLog:
         self._wandb = wandb
         self._project = project
 
-    def log(self, heading: dict[str, Any], rows: Sequence[Row]) -> None:
-        """One table with every row, and each row's main figures in the summary."""
+    def log(self, heading: dict[str, Any], rows: Sequence[tuple[str, Row]]) -> None:
+        """One table with every row, and each row's main figures in the summary.
+
+        ``rows``: (part of the run, row).
+        """
         with self._wandb.init(project=self._project, config=heading) as run:
-            listed = [msgspec.to_builtins(row) for row in rows]
-            names = [name for name in Row.__struct_fields__ if name != "counters"]
+            listed = [{"part": part, **msgspec.to_builtins(row)} for part, row in rows]
+            names = ["part", *(name for name in Row.__struct_fields__ if name != "counters")]
             table = self._wandb.Table(columns=names)
             for row in listed:
                 table.add_data(*(_cell(row[name]) for name in names))
             run.log({"rows": table})
             for row in listed:
                 point = "".join(f" {axis}={value}" for axis, value in row["point"].items())
-                label = f"{row['engine']} {row['set']}{point}"
+                label = f"{row['part']} {row['engine']} {row['set']}{point}"
                 for name in NUMBERS:
                     if row[name] is not None:
                         run.summary[f"{label}/{name}"] = row[name]

@@ -211,7 +211,10 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 4.0
     assert metrics.counters("") == {}
 
 
-def test_an_engine_that_is_not_installed_is_refused_with_what_to_do() -> None:
+def test_an_engine_that_is_not_installed_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match="vllm is not installed here; pip install vllm"):
         check(["ar", "vllm-sd"], {})
     check(["vllm-sd"], {"vllm-sd": "http://127.0.0.1:1"})

@@ -148,7 +148,10 @@ def test_wrong_requests_give_one_line_before_anything_starts(
     model: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for package in ("vllm", "wandb"):  # as if they were not installed
+        monkeypatch.setitem(sys.modules, package, None)
     given = ["--target", str(model), "--draft", str(model), "--output", str(tmp_path / "r.json")]
     assert main([*given, *arguments]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
