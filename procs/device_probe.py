@@ -25,6 +25,7 @@ from ipc.zmq_channel import ZmqChannel
 from models.cuda.transports import climb, ladder
 from procs.placement import physical_gpu
 from procs.runtime import Runtime
+from ssd_pipe.errors import PeerLost
 
 LINK = "device-probe"
 CAPACITY = 1 << 16  # bytes a direction
@@ -44,8 +45,12 @@ def agree(runtime: Runtime, device: torch.device) -> ProbeReport:
         stack.callback(out.close)
         stack.callback(back.close)
         link = Lockstep(out, back, first, runtime.stopping.check)
-        link.together(timeout=runtime.config.run.ready_timeout)
-        report = climb(link, device, ladder(runtime.rundir.path, LINK))
+        try:
+            link.together(timeout=runtime.config.run.ready_timeout)
+            report = climb(link, device, ladder(runtime.rundir.path, LINK))
+        except PeerLost as error:
+            other = "draft" if first else "target-0"
+            raise PeerLost(f"device probe with {other}: {error}") from None
     runtime.log.info(
         "device transport",
         chosen=report.transport or "none",

@@ -313,6 +313,7 @@ def test_doctor_reports_as_json_and_as_a_table() -> None:
     assert report.machine["cores_here"] == len(os.sched_getaffinity(0))
     assert report.shared_memory["folder"] == "/dev/shm"
     assert set(report.transports) == {"shm", "zmq"}
+    assert "devices" in report.device_transports
     assert "smollm2-draft-16m" in report.models
     table = io.StringIO()
     render(report, Console(file=table, width=200))

@@ -410,6 +410,10 @@ def test_health_version_and_description(server: Server, pipe: Client) -> None:
     health = server.ask("GET", "/health").json
     assert health["status"] == "ok"
     assert set(health["processes"]) == {"scheduler", "frontend", "target-0", "draft", "gateway"}
+    assert health["notes"]["scheduler"]["transport"] == "shm"
+    for name in ("target-0", "draft"):
+        assert health["notes"][name]["device transport"] in {"cuda-ipc", "nccl", "shm"}
+        assert health["notes"][name]["device"]
     assert server.ask("GET", "/version").json["version"]
     described = server.ask("GET", "/schema/openapi.json").json
     body = described["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]
