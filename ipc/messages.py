@@ -219,10 +219,15 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The hub's answer to Hello. ``transport`` ("shm" or "zmq") is what hot channels use."""
+    """The hub's answer to Hello. ``transport`` ("shm" or "zmq") is what hot channels use.
+
+    ``returning``: the group serves already, and this process takes the place of one that is gone;
+    what processes agree on while they start has been agreed on.
+    """
 
     run: str
     transport: str = "shm"
+    returning: bool = False
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):

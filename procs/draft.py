@@ -62,7 +62,8 @@ class _Worker:
         self.sizes = sizes
         device = place(config, "draft")
         runtime.notes["device"] = describe_device(device)
-        agree(runtime, device)
+        if not runtime.returning:
+            agree(runtime, device)
         self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
         model = load_model(
             resolve(config.draft.model),

@@ -198,9 +198,12 @@ class Hub:
         self._by_route[route] = peer
         if pid:
             peer.watch_process(self._poller)
-        self._send(
-            sock, route, Welcome(self._runtime.rundir.name, transport=self._runtime.transport)
+        welcome = Welcome(
+            self._runtime.rundir.name,
+            transport=self._runtime.transport,
+            returning=self._group is not None,
         )
+        self._send(sock, route, welcome)
 
     def _hear(self, route: bytes, peer: Peer, message: PeerMessage) -> None:
         peer.last_heard = time.monotonic()

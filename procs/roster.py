@@ -108,7 +108,9 @@ class Roster:
     def get_ready(self, peer: Peer, ready: Ready) -> None:
         """A process has loaded."""
         with self._lock:
-            peer.state, peer.facts, peer.notes = "ready", ready.facts, ready.notes
+            peer.state, peer.facts = "ready", ready.facts
+            # What its predecessor found out together with others still holds.
+            peer.notes = peer.notes | ready.notes
         self._absences.pop(peer.name, None)
         self._log.info("peer ready", peer=peer.name, **ready.facts)
 

@@ -47,6 +47,7 @@ class Runtime:
         pulse: what ``alive`` touches.
         threads: CPU threads this process computes with.
         transport: what hot-path channels use.
+        returning: it takes the place of a process that is gone, while the others go on.
         notes: what people who ask for the pipeline's state should know of this process.
         link: connection to the hub; None in the hub's own process.
     """
@@ -71,6 +72,7 @@ class Runtime:
         self.pulse = Pulse(config.run.beat_timeout)
         self.threads = threads
         self.transport: Transport = "shm"
+        self.returning = False
         self.notes: dict[str, str] = {}
         self.link: HubLink | None = None
 
@@ -111,6 +113,7 @@ class Runtime:
         )
         welcome = self.link.handshake(run.ready_timeout)
         self.transport = "zmq" if welcome.transport == "zmq" else "shm"
+        self.returning = welcome.returning
 
     def choose_transport(self) -> None:
         """In the hub's process: find out what works. Raises ResourceError if nothing does."""

@@ -57,7 +57,7 @@ def worker(runtime: Runtime) -> None:
         runtime.stopping.wait(FOREVER)
         runtime.stopping.check()
     group = runtime.ready({"rank": runtime.rank, "threads": runtime.threads})
-    tell("ready", group=group, transport=runtime.transport)
+    tell("ready", group=group, transport=runtime.transport, returning=runtime.returning)
     if BEHAVIOUR == "stuck":
         time.sleep(FOREVER)
     while not runtime.stopping.wait(0.1):

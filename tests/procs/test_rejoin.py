@@ -16,7 +16,7 @@ def states(told: dict[str, Any]) -> dict[str, str]:
 def test_a_killed_draft_is_missed_and_another_takes_its_place(make_group: Any) -> None:
     group = make_group(mode="ssd")
     group.start_all()
-    group.until_ready()
+    assert group.until_ready()["draft"]["returning"] is False
     first = group.members["draft"]
     first.kill()
     told = group.hear("scheduler", "absent")
@@ -28,7 +28,8 @@ def test_a_killed_draft_is_missed_and_another_takes_its_place(make_group: Any) -
         "draft": "dead",
     }
     second = group.start("draft", key="second")
-    assert group.hear("second", "ready")["group"] == {"answer": 42}
+    ready = group.hear("second", "ready")
+    assert (ready["group"], ready["returning"]) == ({"answer": 42}, True)
     told = group.hear("scheduler", "back")
     assert set(states(told).values()) == {"ready"}
     assert {s["pid"] for s in told["states"] if s["name"] == "draft"} == {second.pid}
