@@ -97,9 +97,10 @@ def _engine(pair: str, name: str, args: argparse.Namespace) -> Engine:
 
 
 def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
-    """``engine`` is "ar", "ar-pad-K", "sd-K" or "ssd-K[-B]": K draft tokens, B branches in all."""
+    """``engine`` is "ar", "ar-pad-K", "sd-K" or "ssd[-host]-K[-B]": K draft tokens, B branches in
+    all; "host" lets no round be leased."""
     target, draft = PAIRS[pair]
-    mode, *numbers = engine.replace("-pad", "").split("-")
+    mode, *numbers = engine.replace("-pad", "").replace("-host", "").split("-")
     k = int(numbers[0]) if numbers else 5
     overrides: dict[str, Any] = {
         "mode": mode,
@@ -111,6 +112,7 @@ def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
         "draft.device": args.draft_device,
         "speculation.k": k,
         "speculation.draft_vocab": 0,
+        "speculation.leased_rounds": "-host" not in engine,
         "scheduler.max_num_seqs": 1,
         "scheduler.max_model_len": args.max_model_len,
         "run.log_dir": str(args.log_dir),
@@ -156,7 +158,18 @@ def _table(
     rows: list[Row],
     stages: dict[str, Stages],
 ) -> None:
-    columns = ("tok/s", "x AR", "tok/rnd", "accept", "hit", "verify", "over us", "wait", "glue")
+    columns = (
+        "tok/s",
+        "x AR",
+        "tok/rnd",
+        "accept",
+        "hit",
+        "verify",
+        "over us",
+        "hit us",
+        "wait",
+        "glue",
+    )
     line = "{:12s}" + " {:>8s}" * (len(columns) + 3)
     report.note(f"\n{label}; times in ms, overhead in us")
     report.note(line.format("engine", *columns, "step", "theory", "same"))
@@ -174,6 +187,7 @@ def _table(
                 _n(row.hit_rate, 3),
                 _n(stage.verify_ms, 3),
                 _n(row.overhead * 1e3 if row.overhead is not None else None, 0),
+                _n(stage.hit_gap_us, 1),
                 _n(row.draft_exposed, 3),
                 _n(stage.glue_ms, 3),
                 _n(stage.step_ms, 3),
@@ -258,7 +272,7 @@ def _arguments() -> argparse.Namespace:
         "--engines",
         nargs="+",
         default=["ar", "ar-pad-5", "sd-3", "sd-5", "ssd-5-18"],
-        help="ar, ar-pad-K, sd-K, ssd-K-B: K draft tokens, B branches in all; hf, hf-assisted",
+        help="ar, ar-pad-K, sd-K, ssd[-host]-K-B: K draft tokens, B branches; hf, hf-assisted",
     )
     parser.add_argument("--one-by-one", action="store_true", help="engines after one another")
     parser.add_argument("--prompts", type=int, default=6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ class Stages(msgspec.Struct, kw_only=True):
         backup_ms: a chain drafted just in time; ``backups`` of them.
         glue_ms: the glue pass and the choice of branches.
         step_ms: one step of the tree.
+        hit_gap_us: on a hit, from one step's choice of tokens to the start of the next; the target
+            process's own times, or, where rounds are leased, the GPU's.
+        hit_round_ms: on a hit, from one step's start to the next one's.
+        leased: share of the decoding steps that ran under a lease.
         tree_ms: from the start of a round that was not cut to its last depth; None where most
             are cut, so that verification alone sets the pace.
     """
@@ -34,6 +39,9 @@ class Stages(msgspec.Struct, kw_only=True):
     step_ms: float | None = None
     tree_ms: float | None = None
     backups: int = 0
+    hit_gap_us: float | None = None
+    hit_round_ms: float | None = None
+    leased: float | None = None
 
 
 def read_stages(log_dir: Path, longest: int = 40) -> Stages:
@@ -52,6 +60,7 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
             step.append((depths[-1] - glued) / len(depths))
             if not event["cut"] and drafted == start:
                 tree.append(depths[-1] - start)
+    gaps, rounds, leased = _hits(log_dir, longest)
     return Stages(
         verify_ms=_median_ms(verify),
         backup_ms=_median_ms(backup),
@@ -59,7 +68,28 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
         step_ms=_median_ms(step),
         tree_ms=_median_ms(tree) if len(tree) >= len(glue) * UNCUT_SHARE else None,
         backups=len(backup),
+        hit_gap_us=statistics.median(gaps) * 1e-3 if gaps else None,
+        hit_round_ms=_median_ms(rounds),
+        leased=leased,
     )
+
+
+def _hits(log_dir: Path, longest: int) -> tuple[list[float], list[float], float | None]:
+    """Gaps and lengths (ns) of rounds whose outcome, of a single row, was cached and ready."""
+    hits = {
+        event["step"]
+        for event in _events(log_dir / "scheduler.jsonl", "round")
+        if len(event["rows"]) == 1 and event["rows"][0]["hit"]
+    }
+    steps = [e for e in _events(log_dir / "target-0.jsonl", "verify") if e["tokens"] <= longest]
+    gaps, rounds = [], []
+    for one, other in pairwise(steps):
+        ready = one["step"] in hits and not one.get("looks")
+        if ready and other["step"] == one["step"] + 1:
+            gaps.append(other["start"] - one["end"])
+            rounds.append(other["start"] - one["start"])
+    leased = sum(bool(step.get("leased")) for step in steps)
+    return gaps, rounds, leased / len(steps) if steps else None
 
 
 def bound(row: Row, stages: Stages) -> float | None:

@@ -375,13 +375,43 @@ class StepRow(msgspec.Struct, frozen=True, array_like=True):
     handover: int = 0
 
 
+class RowLease(msgspec.Struct, frozen=True, array_like=True):
+    """What the GPU needs to follow one row by itself.
+
+    ``prefix_hash`` covers every committed token, ``left`` output tokens are still allowed, and any
+    of ``stop_ids`` ends the row. ``draws``: replayed outcomes, accepted * 2 + hit, one a round.
+    """
+
+    prefix_hash: int
+    left: int
+    stop_ids: list[int] = []
+    draws: list[int] = []
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """Leave to run ``rounds`` rounds, numbered from ``first``, without the scheduler.
+
+    The plan's rows are the leased ones. ``waits``: bit d says that a cached chain of d tokens waits
+    for its next one. ``patience_us``: the longest that any row waits for its cached chain, and for
+    a backup.
+    """
+
+    first: int
+    rounds: int
+    waits: int
+    patience_us: int
+    backup_patience_us: int
+    rows: list[RowLease]
+
+
 class StepPlan(msgspec.Struct, frozen=True, tag="plan", array_like=True):
-    """One target step. ``drop`` frees slots before ``begin`` fills them."""
+    """One target step, or a lease's first; ``drop`` frees slots before ``begin`` fills them."""
 
     step: int
     rows: list[StepRow]
     begin: list[SeqStart] = []
     drop: list[int] = []
+    lease: Lease | None = None
 
 
 class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
@@ -398,13 +428,18 @@ class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
-    """What a target step gave. Times are CLOCK_MONOTONIC ns: received, forward done, sampled."""
+    """What a target step gave. Times are CLOCK_MONOTONIC ns: received, forward done, sampled.
+
+    At the end of a lease ``rounds`` is how many of its rounds ran; their outcomes are in the
+    records.
+    """
 
     step: int
     outcomes: list[RowOutcome]
     started_ns: int
     forward_ns: int
     finished_ns: int
+    rounds: int = 0
 
 
 # ---------------------------------------------------------------- hot: scheduler -> draft
@@ -443,11 +478,31 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
     handover: int = 0
 
 
+class DraftLease(msgspec.Struct, frozen=True, array_like=True):
+    """Rounds ``first`` .. ``first + rounds - 1`` run without plans: the draft follows the records.
+
+    ``backup``: tokens to draft just in time for a miss, 0 = look up n-grams, -1 = nothing;
+    ``always`` also when other rows of the round hit, which then wait for it.
+    """
+
+    first: int
+    rounds: int
+    backup: int
+    always: bool = False
+
+    def drafts(self, missed: int, rows: int) -> bool:
+        """Whether so many misses among so many rows are backed up by drafting."""
+        return self.backup > 0 and (self.always or missed == rows)
+
+
 class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
     """One draft round; it replaces whatever branches the draft is still working on.
 
     ``fresh``: forget every sequence first. A draft that has just started waits for such a plan:
     what it finds before it was meant for its predecessor. It is always answered by DraftTimes.
+    With a ``lease``, its branches are for the outcomes of round ``lease.first``, and the rows are
+    the leased ones in order. Records up to round ``read`` come before the plan.
+    ``number`` > 0: the leased round this plan is for; plans made from records have one too.
     """
 
     round: int
@@ -455,6 +510,9 @@ class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
     begin: list[DraftStart] = []
     drop: list[int] = []
     fresh: bool = False
+    lease: DraftLease | None = None
+    read: int = 0
+    number: int = 0
 
 
 # ---------------------------------------------------------------- hot: draft -> scheduler

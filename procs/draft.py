@@ -27,15 +27,18 @@ from models.kv_cache import KVCache
 from models.registry import load_model
 from models.transformer import Transformer
 from procs import channels
+from procs.device_link import FACT, DraftLink
 from procs.device_probe import agree, describe_device
 from procs.placement import kv_blocks, place, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
+from ssd_pipe.drafting.leased import RecordPlans
 from ssd_pipe.drafting.speculator import Speculator, chain_vocab
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
+from ssd_pipe.errors import PeerLost
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
 
@@ -51,7 +54,7 @@ def run(runtime: Runtime) -> None:
     """Body of the process "draft"."""
     worker = _Worker(runtime, dimensions(runtime.config))
     with StepProfiler(runtime) as profiler:
-        runtime.ready({"vocab_size": worker.sizes.vocab_size})
+        runtime.ready(worker.facts)
         worker.serve(profiler)
 
 
@@ -65,6 +68,11 @@ class _Worker:
         if not runtime.returning:
             agree(runtime, device)
         self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
+        self.facts = {"vocab_size": sizes.vocab_size}
+        link = DraftLink(runtime, sizes, device) if config.mode == "ssd" else None
+        self._waiting: DraftPlan | None = None
+        self._leased: RecordPlans | None = None
+        self._records = link.records if link is not None else None
         model = load_model(
             resolve(config.draft.model),
             dtype=config.draft.dtype,
@@ -104,8 +112,17 @@ class _Worker:
             config.speculation,
             handover,
             Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
-            _graphs(config, model, kv, sizes, trunk_blocks * block_size),
+            _graphs(config, model, kv, sizes, trunk_blocks * block_size, link),
         )
+        if link is not None:
+            self.facts[FACT] = int(self._records is not None)
+            runtime.log.info(
+                "leased rounds", possible=self._records is not None, reason=link.reason
+            )
+        if self._records is not None:
+            self._leased = RecordPlans(
+                self._records, config.speculation, self._speculator.tokens_of
+            )
         self._plans = TypedReceiver.open(
             runtime,
             channels.DRAFT_PLANS,
@@ -130,17 +147,58 @@ class _Worker:
         while not self._runtime.stopping.is_set():
             self._runtime.alive()
             if plan is None:
-                plan = self._receive(0 if lagging else POLL)
+                plan = self._next(0 if lagging else POLL)
             if plan is None:
                 lagging = self._speculator.prefill()
                 continue
             lagging = True
-            waiting = self._receive(0)
-            self._speculator.apply(plan)
+            self._take_up(plan)
+            waiting = self._next(0)
             if waiting is None:
                 with profiler.step(f"draft {plan.round}"):
                     waiting = self._round(plan)
             plan = waiting
+
+    def _take_up(self, plan: DraftPlan) -> None:
+        self._speculator.apply(plan)
+        if plan.lease is not None and self._leased is not None:
+            self._leased.begin(plan)
+
+    def _next(self, timeout: float) -> DraftPlan | None:
+        """The next plan, from the scheduler or, under a lease, from the records.
+
+        The plan before it must have been taken up. Raises PeerLost if records are missing that
+        the scheduler has seen.
+        """
+        plan, self._waiting = self._waiting, None
+        if plan is not None:
+            return plan
+        leased = self._leased
+        if leased is None or leased.over:
+            return self._receive(timeout)
+        end = time.monotonic() + timeout
+        while True:
+            plan = leased.take()
+            if plan is None:
+                plan = self._receive(0)
+                if plan is not None:
+                    self._read_rest(leased, plan.read)
+            if plan is not None or time.monotonic() >= end or self._runtime.stopping.is_set():
+                return plan
+
+    def _read_rest(self, leased: RecordPlans, last: int) -> None:
+        """The lease has ended: take in the records up to round ``last``."""
+        while leased.number <= last:
+            plan = leased.take()
+            if plan is None:
+                raise PeerLost(f"the records of round {leased.number} are missing")
+            self._speculator.apply(plan)
+        leased.end()
+
+    def _interrupted(self) -> bool:
+        """Whether another plan has come."""
+        self._waiting = self._next(0)
+        return self._waiting is not None
 
     def _round(self, plan: DraftPlan) -> DraftPlan | None:
         """Run a round until it ends or the next plan comes; returns that plan."""
@@ -161,9 +219,11 @@ class _Worker:
                 stamps[stage] = now
             # A backup chain has someone waiting for it; anything else yields to the next plan.
             if stage != "backup":
-                following = self._receive(0)
+                following = self._next(0)
                 if following is not None:
                     break
+        following = following or self._waiting
+        self._waiting = None
         if not plan.rows and not plan.fresh:
             return following
         times = DraftTimes(
@@ -209,20 +269,40 @@ class _Worker:
         return plan if self._begun else None
 
     def _stages(self, plan: DraftPlan) -> Iterator[str]:
-        return self._speculator.round(plan, self._answer)
+        records = self._records
+        if not plan.number or records is None:
+            return self._speculator.round(plan, self._notices.send)
 
-    def _answer(self, chain: ChainReady) -> None:
-        self._notices.send(chain)
+        def answer(chain: ChainReady) -> None:
+            if plan.lease is None:  # made from records: it is the GPU that waits
+                records.answer(chain.slot, plan.number - 1, chain.tokens)
+            else:
+                self._notices.send(chain)
+
+        def skip(slot: int) -> None:
+            records.skip(slot, plan.number)
+
+        return self._speculator.round(plan, answer, skip, self._interrupted)
 
 
 def _graphs(
-    config: PipelineConfig, model: Transformer, kv: KVCache, sizes: Dimensions, scratch_start: int
+    config: PipelineConfig,
+    model: Transformer,
+    kv: KVCache,
+    sizes: Dimensions,
+    scratch_start: int,
+    link: DraftLink | None,
 ) -> GraphedDraft | None:
     """CUDA graphs for the draft's passes, made, where it can have them."""
     if model.backend.name != "cuda" or config.draft.enforce_eager:
         return None
     from ssd_pipe.drafting.graphed import GraphedDraft
 
+    hooks = None
+    if link is not None and link.tables is not None:
+        from models.cuda.rounds import TreePublisher
+
+        hooks = TreePublisher(link.tables)
     graphs = GraphedDraft(
         model,
         kv,
@@ -232,6 +312,7 @@ def _graphs(
         sizes.slots,
         sizes.max_model_len + sizes.k + 1,
         chain_vocab(config.speculation, model),
+        hooks=hooks,
     )
     graphs.warm_up(config.mode == "ssd")
     return graphs

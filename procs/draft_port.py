@@ -11,6 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from msgspec.structs import replace
+
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
 from ipc.messages import DepthReady, DraftNotice, DraftPlan, DraftTimes
@@ -19,6 +21,7 @@ from procs import channels
 from procs.runtime import Runtime
 from procs.waiting import PEER_POLL, STUCK, Waiter
 from ssd_pipe.dimensions import Dimensions
+from ssd_pipe.engine.leases import Leased
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
@@ -37,6 +40,7 @@ class DraftPort:
     Attributes:
         trouble: why the draft is not used, one line; empty while it is.
         losses: how often it has been given up.
+        read: the last leased round that the scheduler has followed.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class DraftPort:
         self._sizes = sizes
         self._waiter = waiter
         self._times = times
+        self.read = 0
         self._plans: TypedSender[DraftPlan] = TypedSender.open(
             runtime, channels.DRAFT_PLANS, DraftPlan, capacity=sizes.plan_bytes
         )
@@ -68,10 +73,14 @@ class DraftPort:
         )
         return SpeculationCache(segment, *shape, create=False, vocab_size=sizes.vocab_size)
 
-    def send(self, plan: DraftPlan) -> None:
-        """Give the draft its part of a step, if it has one."""
+    def send(self, plan: DraftPlan, leased: Leased | None = None) -> None:
+        """Give the draft its part of a step, if it has one, or of a lease's first."""
+        if leased is not None:
+            plan = replace(plan, lease=leased.draft, number=leased.terms.first)
         if self.trouble or not (plan.rows or plan.begin or plan.drop):
             return
+        if self.read:
+            plan = replace(plan, read=self.read)
         try:
             self._plans.send(plan, min(self._patience, PATIENCE))
         except PeerLost:
@@ -129,6 +138,11 @@ class DraftPort:
                 if self.losses:
                     self._runtime.log.info("speculating again")
                 return
+
+    def missed(self, what: str) -> None:
+        """The GPU of the target has waited for the draft in vain. Raises PeerLost."""
+        if not self.trouble:
+            self._give_up(f"{DRAFT}: {what} late")
 
     def _give_up(self, reason: str) -> None:
         if self._needed:

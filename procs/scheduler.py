@@ -28,15 +28,19 @@ from ipc.messages import (
     TokensOut,
     ToScheduler,
 )
+from ipc.round_records import RoundRecords
+from procs import channels
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
 from procs.hub import Hub
+from procs.lease_follower import LeaseFollower, can_lease
 from procs.runtime import Runtime
 from procs.target_port import TargetPort
 from procs.waiting import Waiter
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
+from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
@@ -60,16 +64,14 @@ def run(runtime: Runtime) -> None:
         facts = hub.wait_ready(config.run.ready_timeout)
         blocks = min(f["num_blocks"] for f in facts.values() if "num_blocks" in f)
         cache = draft.map_cache() if draft is not None and config.mode == "ssd" else None
-        loop = _Loop(
-            runtime,
-            hub,
-            frontend,
-            target,
-            draft,
-            _scheduler(config, sizes, blocks),
-            RoundPlanner(config.mode, config.speculation, cache),
-            times,
-        )
+        scheduler = _scheduler(config, sizes, blocks)
+        planner = RoundPlanner(config.mode, config.speculation, cache)
+        loop = _Loop(runtime, hub, frontend, target, draft, scheduler, planner, times)
+        if draft is not None and can_lease(facts):
+            records = RoundRecords.open(
+                runtime.rundir.segment(channels.RECORDS), sizes.slots, sizes.k
+            )
+            loop.lease(records, waiter)
         own = {"max_model_len": sizes.max_model_len, "vocab_size": sizes.vocab_size}
         hub.announce(own)
         runtime.ready(own)
@@ -134,10 +136,25 @@ class _Loop:
         if self._synthetic is not None:
             runtime.log.warning("synthetic acceptance: the text means nothing")
         self._arrived: list[ToScheduler] = []
+        self._leases: LeaseFollower | None = None
         self._untold: _Told | None = None
         self._sent_ns = 0
         self._finished_requests = 0
         self._output_tokens = 0
+
+    def lease(self, records: RoundRecords, waiter: Waiter) -> None:
+        """Let rounds run on the GPUs alone where they can."""
+        spec = self._runtime.config.speculation
+        if self._draft is not None:
+            self._leases = LeaseFollower(
+                Leases(self._scheduler, self._planner, spec, self._synthetic),
+                records,
+                self._target,
+                self._has_mail,
+                waiter,
+                self._times,
+                self._leased_round,
+            )
 
     # ------------------------------------------------------------ loop
 
@@ -168,9 +185,9 @@ class _Loop:
         now = time.monotonic_ns()
         for request in step.begun:
             request.scheduled_ns = request.scheduled_ns or now
-        result = self._run(step)
+        result = self._run(step, self._grant(step))
         if result is None:
-            return  # told to stop
+            return  # told to stop, or a lease is over
         chains = {row.request.slot: len(row.request.chain) for row in step.decoding}
         fed = sum(row.count for row in step.rows) + sum(chains.values())
         self._times.step(result, fed)
@@ -187,6 +204,27 @@ class _Loop:
                 waited = self._draft.depth(self._planner, request, len(live)) or waited
         for emission in emissions:
             self._planner.conclude(emission)
+        self._note(step, result, verified, emissions, (queried, waited))
+        if not self._scheduler.has_work:
+            self._tell()
+
+    def _note(
+        self,
+        step: Step,
+        result: StepResult,
+        verified: list[int],
+        emissions: list[Emission],
+        cache_ns: tuple[int, int],
+    ) -> None:
+        """Keep what a round has to tell, as it is now.
+
+        ``verified``: chain tokens of each emission. ``cache_ns``: when the cache had been looked
+        up, and when a wait for more of a chain ended (0 = none).
+        """
+        # From a step that was all decoding one learns how long a verification takes.
+        width = 0
+        if len(step.decoding) == len(step.rows) == len(verified):
+            width = 1 + sum(verified) // len(verified)
         rows: list[dict[str, object]] = [
             {
                 "rid": e.request.rid,
@@ -199,24 +237,36 @@ class _Loop:
             }
             for e, chain in zip(emissions, verified, strict=True)
         ]
-        # From a step that was all decoding one learns how long a verification takes.
-        width = fed // len(step.rows) if len(chains) == len(step.rows) else 0
         self._untold = _Told(
             step.number,
             self._planner.round,
             self._sent_ns,
             result,
             width,
-            queried,
-            waited,
+            *cache_ns,
             emissions,
             rows,
         )
-        if not self._scheduler.has_work:
-            self._tell()
 
-    def _run(self, step: Step) -> StepResult | None:
-        """Have a step done by target and draft; returns its result, None when told to stop."""
+    def _leased_round(
+        self,
+        step: Step,
+        result: StepResult,
+        verified: list[int],
+        emissions: list[Emission],
+        cache_ns: tuple[int, int],
+    ) -> None:
+        self._sent_ns = result.started_ns
+        self._note(step, result, verified, emissions, cache_ns)
+        self._tell()
+        if self._draft is not None:
+            self._draft.drain(self._planner)
+
+    def _run(self, step: Step, leased: Leased | None) -> StepResult | None:
+        """Have a step done by target and draft; returns its result, None when told to stop.
+
+        A lease is followed to its end; None then too.
+        """
         planner, draft = self._planner, self._draft
         if draft is None or not planner.drafting:
             self._send_step(step, {})
@@ -226,26 +276,41 @@ class _Loop:
             backups = planner.prepare(step, room)
             handovers = planner.number_handovers(step, backups)
             if backups:
-                draft.send(planner.plan_draft(step, backups, handovers))
+                draft.send(planner.plan_draft(step, backups, handovers), leased)
                 if not draft.backups(planner, decoding, backups, self._tell):
                     return None
                 if draft.trouble:
                     planner.suspend(self._scheduler.running)
-                    handovers = {}
-                self._send_step(step, handovers)
+                    handovers, leased = {}, None
+                self._send_step(step, handovers, leased)
             else:
-                self._send_step(step, handovers)
-                draft.send(planner.plan_draft(step, backups, handovers))
+                self._send_step(step, handovers, leased)
+                draft.send(planner.plan_draft(step, backups, handovers), leased)
         self._tell()
+        if draft is not None and leased is not None and self._leases is not None:
+            draft.read, late = self._leases.follow(leased)
+            if late:
+                draft.missed("branches")
+            self._receive()
+            return None
         if draft is not None and planner.drafting:
             draft.drain(planner)
         self._receive()
         return self._target.result(step.number)
 
-    def _send_step(self, step: Step, handovers: dict[int, int]) -> None:
+    def _grant(self, step: Step) -> Leased | None:
+        """A lease, if it may be. A draft that was lost may have no access to the GPU's cache."""
+        draft = self._draft
+        if self._leases is None or draft is None or draft.losses or not self._planner.drafting:
+            return None
+        return self._leases.grant(step)
+
+    def _send_step(
+        self, step: Step, handovers: dict[int, int], leased: Leased | None = None
+    ) -> None:
         plan = step.to_plan(handovers)
         self._sent_ns = time.monotonic_ns()
-        self._target.send(plan)
+        self._target.send(plan, leased)
 
     def _look_for_draft(self) -> None:
         if self._draft is not None:
@@ -275,6 +340,11 @@ class _Loop:
         between two steps even that is felt."""
         while (message := self._frontend.receive()) is not None:
             self._arrived.append(message)
+
+    def _has_mail(self) -> bool:
+        """Whether a message of the frontend waits for the end of a lease."""
+        self._receive()
+        return bool(self._arrived)
 
     def _take_requests(self) -> None:
         if not self._arrived:

@@ -19,10 +19,12 @@ from models.parallel import TensorParallel
 from models.registry import load_model
 from models.transformer import Transformer
 from procs import channels
+from procs.device_link import FACT, TargetLink
 from procs.device_probe import agree, describe_device
 from procs.placement import kv_blocks, place, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
+from procs.target_leases import run_lease
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.hub import resolve
@@ -45,6 +47,7 @@ def run(runtime: Runtime) -> None:
     if config.speculative and rank == 0:
         agree(runtime, device)
     store = f"file://{runtime.rundir.path / 'tensor-parallel'}"
+    link = TargetLink(runtime, sizes, device) if config.mode == "ssd" and rank == 0 else None
     tp = TensorParallel.create(rank, config.target.tp, store, device)
     model = load_model(
         resolve(config.target.model),
@@ -66,7 +69,7 @@ def run(runtime: Runtime) -> None:
         config.speculation.rule,
         _Proposals(runtime, sizes),
         Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
-        _graphs(config, model, kv, sizes),
+        _graphs(config, model, kv, sizes, link),
     )
     plans = TypedReceiver.open(
         runtime,
@@ -85,18 +88,25 @@ def run(runtime: Runtime) -> None:
         threads=torch.get_num_threads(),
     )
     profiler = StepProfiler(runtime)
-    runtime.ready(
-        {
-            "vocab_size": sizes.vocab_size,
-            "weight_bytes": model.weight_bytes,
-            "num_blocks": blocks,
-        }
-    )
+    facts = {
+        "vocab_size": sizes.vocab_size,
+        "weight_bytes": model.weight_bytes,
+        "num_blocks": blocks,
+    }
+    if link is not None:
+        facts[FACT] = int(link.confirm())
+        runtime.log.info("leased rounds", possible=bool(facts[FACT]), reason=link.reason)
+    runtime.ready(facts)
     try:
         while not runtime.stopping.is_set():
             runtime.alive()
             plan = plans.recv(POLL)
-            if plan is not None:
+            if plan is not None and plan.lease is not None and link is not None:
+                with profiler.step(f"lease {plan.step}"):
+                    result = run_lease(runtime, verifier, link, plan)
+                if results is not None:
+                    results.send(result)
+            elif plan is not None:
                 with profiler.step(f"verify {plan.step}"):
                     result = _execute(verifier, plan)
                 if results is not None:
@@ -105,17 +115,29 @@ def run(runtime: Runtime) -> None:
     finally:
         profiler.close()
         verifier.close()
+        if link is not None:
+            link.close()
         tp.close()
 
 
 def _graphs(
-    config: PipelineConfig, model: Transformer, kv: KVCache, sizes: Dimensions
+    config: PipelineConfig,
+    model: Transformer,
+    kv: KVCache,
+    sizes: Dimensions,
+    link: TargetLink | None,
 ) -> GraphedSteps | None:
     """CUDA graphs for decoding and verification, made, where this rank can have them."""
     if model.backend.name != "cuda" or config.target.enforce_eager:
         return None
     from ssd_pipe.verification.graphed import GraphedSteps
 
+    leased = None
+    if link is not None and link.tables is not None:
+        from ssd_pipe.verification.leased import LeasedRounds
+
+        synthetic = bool(config.speculation.synthetic_acceptance)
+        leased = LeasedRounds(link.tables, model.backend.device, synthetic)
     wide = config.speculative or config.target.pad_steps
     graphs = GraphedSteps(
         model,
@@ -123,6 +145,7 @@ def _graphs(
         sizes.slots,
         sizes.max_model_len + sizes.k + 1,
         (sizes.k + 1,) if wide else (1,),
+        leased=leased,
     )
     graphs.warm_up()
     return graphs

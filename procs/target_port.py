@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
 from ipc.messages import StepPlan, StepResult
@@ -9,6 +11,7 @@ from procs import channels
 from procs.runtime import Runtime
 from procs.waiting import Waiter
 from ssd_pipe.dimensions import Dimensions
+from ssd_pipe.engine.leases import Leased
 
 
 class TargetPort:
@@ -29,8 +32,10 @@ class TargetPort:
             runtime, channels.RESULTS, StepResult, spin_us=default_spin_us()
         )
 
-    def send(self, plan: StepPlan) -> None:
-        """Start a step on every rank."""
+    def send(self, plan: StepPlan, leased: Leased | None = None) -> None:
+        """Start a step on every rank, or a lease."""
+        if leased is not None:
+            plan = replace(plan, lease=leased.terms)
         for rank in self._plans:
             rank.send(plan)
 
@@ -39,3 +44,8 @@ class TargetPort:
         return self._waiter.message(
             self._results, "step result from target-0", lambda result: result.step == step
         )
+
+    def lease_end(self, step: int) -> StepResult | None:
+        """How the lease that began with ``step`` ended, None if it has not. Does not wait."""
+        result = self._results.recv(0)
+        return result if result is not None and result.step == step else None

@@ -109,6 +109,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
             chance a draft token is accepted, or a file (see ``engine.synthetic``). The text that
             comes out means nothing.
         synthetic_hit_rate: with a rate above, the chance that an outcome is a cached one.
+        leased_rounds: let target and draft on two GPUs of one machine run rounds without the
+            scheduler between; off, every round passes through it.
     """
 
     k: int = 5
@@ -124,6 +126,7 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     taper: float = 0.8
     synthetic_acceptance: str = ""
     synthetic_hit_rate: float = 0.86
+    leased_rounds: bool = True
 
 
 class CacheSection(Section, frozen=True, kw_only=True):

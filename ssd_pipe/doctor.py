@@ -23,6 +23,7 @@ from ssd_pipe import device_report, hub
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ModelError, ResourceError
 from ssd_pipe.footprint import shared_bytes
+from ssd_pipe.leased_rounds import describe
 from ssd_pipe.preflight import tokenizer_mismatch
 from ssd_pipe.threads import available_cores
 
@@ -75,7 +76,7 @@ def examine(config: PipelineConfig) -> Report:
         limits=_limits(),
         software=software,
         gpus=_gpus(),
-        transports=_transports(config),
+        transports=_transports(config) | {"rounds": describe(config)},
         device_transports=dict(device_report.describe(config.run.shm_dir)),
         models=models,
         runs=_runs(config),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipc.handover import Handover
+from ipc.round_records import RoundRecords
 from ssd_pipe.config import PipelineConfig, branch_budget
 from ssd_pipe.dimensions import plan_bytes
 from ssd_pipe.engine import speculation_cache
@@ -26,6 +27,14 @@ def cache_bytes(config: PipelineConfig) -> int:
     return speculation_cache.size_bytes(config.scheduler.max_num_seqs, branch_budget(spec), spec.k)
 
 
+def records_bytes(config: PipelineConfig) -> int:
+    """Records of leased rounds, where there can be any."""
+    spec = config.speculation
+    if config.mode != "ssd" or not spec.leased_rounds:
+        return 0
+    return RoundRecords.size_bytes(config.scheduler.max_num_seqs, spec.k)
+
+
 def handover_bytes(config: PipelineConfig, vocab_size: int) -> int:
     """Draft distributions for the rejection rule."""
     if not config.speculative or config.speculation.rule != "rejection":
@@ -45,6 +54,7 @@ def shared_bytes(config: PipelineConfig, vocab_size: int, max_model_len: int = 0
         + config.target.tp * plan_bytes(1, max_len)
         + (plan_bytes(config.scheduler.max_num_seqs, max_len) if config.speculative else 0)
         + cache_bytes(config)
+        + records_bytes(config)
         + handover_bytes(config, vocab_size)
     )
     return -(-needed // MIB) * MIB

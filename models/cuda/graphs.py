@@ -7,9 +7,9 @@ host writes a few numbers a row; positions, slots, lengths and noise keys are ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import torch
@@ -80,12 +80,20 @@ class StepOutput:
     next_scores: torch.Tensor | None = None
 
 
+class StepHooks(Protocol):
+    """Called with a graph while it is captured; what they queue is part of every launch."""
+
+    def head(self, graph: StepGraph) -> None:
+        """Before anything reads the inputs."""
+
+    def tail(self, graph: StepGraph) -> None:
+        """After the choice of tokens; may write the next launch's inputs."""
+
+
 class StepGraph:
     """The graph of one bucket: R rows of W tokens, block tables of ``num_blocks`` entries.
 
-    ``tail``, if given, is called with this graph while it is captured, after the choice; what it
-    queues is part of every launch. ``inputs`` are the device tensors that a launch reads, by the
-    names of ``fields``; a tail may write the next step's.
+    ``inputs`` are the device tensors that a launch reads, by the names of ``fields``.
     """
 
     def __init__(
@@ -97,12 +105,12 @@ class StepGraph:
         width: int,
         num_blocks: int,
         top_n: int = 0,
-        tail: Callable[[StepGraph], None] | None = None,
+        hooks: StepHooks | None = None,
     ) -> None:
         device, vocab = model.backend.device, model.config.vocab_size
         tokens = rows * width
         self.rows, self.width, self.num_blocks = rows, width, num_blocks
-        self._model, self._kv, self._top_n, self._tail = model, kv, top_n, tail
+        self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
         self._staging = Staging(
             [
                 Field("tokens", (rows, width), torch.int64),
@@ -147,6 +155,8 @@ class StepGraph:
     @torch.inference_mode()
     def _step(self) -> None:
         batch, inputs, out = self._batch, self.inputs, self.output
+        if self._hooks is not None:
+            self._hooks.head(self)
         expand_rows(
             inputs["starts"],
             inputs["counts"],
@@ -168,11 +178,16 @@ class StepGraph:
             )
             following = inputs["tokens"].roll(-1, 1)[..., None]
             out.next_scores = out.scores.gather(2, following)[..., 0]
-        if self._tail is not None:
-            self._tail(self)
+        if self._hooks is not None:
+            self._hooks.tail(self)
 
     def run(self, rows: Sequence[StepRow]) -> StepOutput:
         """Launch; does not wait. Raises ValueError if ``rows`` do not fit the bucket."""
+        self.load(rows)
+        return self.launch()
+
+    def load(self, rows: Sequence[StepRow]) -> None:
+        """Queue the copy of inputs for ``launch``. Raises as ``run``."""
         self._staging.wait()
         host = self._staging.host
         if not 0 < len(rows) <= self.rows:
@@ -197,11 +212,9 @@ class StepGraph:
             host["factors"][i] = 0.0 if greedy else 1.0 / row.temperature
             host["tables"][i, :blocks] = row.blocks
         self._staging.copy()
-        self._launch()
-        return self.output
 
     def launch(self) -> StepOutput:
-        """Launch on the inputs as they are on the device, for steps that feed themselves."""
+        """Launch on the inputs as they are on the device; does not wait."""
         self._launch()
         return self.output
 
@@ -213,6 +226,7 @@ class GraphRunner:
         max_rows: most rows of a step.
         max_positions: most positions of a sequence.
         top_n: candidates a row, 0 = none (the draft's glue pass wants them).
+        hooks: what every graph does besides.
 
     Raises ConfigError if the model's backend is not the CUDA one.
     """
@@ -225,12 +239,13 @@ class GraphRunner:
         max_positions: int,
         *,
         top_n: int = 0,
+        hooks: StepHooks | None = None,
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
         if model.backend.name != "cuda":
             raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
-        self._model, self._kv, self._top_n = model, kv, top_n
+        self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
         self._max_rows = max_rows
         self._max_blocks = -(-max_positions // kv.block_size)
         self.pool = pool or GraphPool(options)
@@ -251,7 +266,9 @@ class GraphRunner:
         context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
         key = (bucket_of(rows, self._max_rows), width, context)
         if key not in self._graphs:
-            self._graphs[key] = StepGraph(self._model, self._kv, self.pool, *key, self._top_n)
+            self._graphs[key] = StepGraph(
+                self._model, self._kv, self.pool, *key, self._top_n, self._hooks
+            )
         return self._graphs[key]
 
     def close(self) -> None:

@@ -7,9 +7,10 @@ host as each step ends. A branch sees the first
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ class TreeInputs:
         scratch: int64 [B], flat KV slot of the branch's first token; the next K - 1 follow it.
         keys: int64 [K, B], noise key of each step's choice; a device tensor or an array.
         temperature: float [B], 0 = greedy.
+        lease: the branches are for a leased round, None otherwise; see ``models.cuda.rounds``.
     """
 
     tokens: np.ndarray
@@ -56,13 +58,43 @@ class TreeInputs:
     scratch: np.ndarray
     keys: np.ndarray | torch.Tensor
     temperature: np.ndarray
+    lease: LeasedTree | None = None
+
+
+@dataclass(slots=True)
+class LeasedTree:
+    """Where branches are published from the device.
+
+    Attributes:
+        number: the leased round whose outcomes they are for.
+        homes: int64 [R], slot of each row in the cache.
+        hashes: uint64 [R], prefix hash of each row.
+        outcomes: int64 [B], k << 32 | t*; empty where the GPU chooses them.
+    """
+
+    number: int
+    homes: np.ndarray
+    hashes: np.ndarray
+    outcomes: np.ndarray
+
+
+class TreeHooks(Protocol):
+    """Publishes branches from the device, as part of every launch.
+
+    Round number (0 = not leased), slot and hash of a row are the inputs "numbers", "homes" and
+    "hashes", int64 [R]; outcomes are "outcomes", int64 [R, W], -1 for none.
+    """
+
+    def begin(self, graph: TreeGraph) -> None:
+        """The outcomes, before the first step."""
+
+    def step(self, graph: TreeGraph, step: int) -> None:
+        """``chosen[step]`` is there."""
 
 
 class TreeGraph:
     """The graph of R rows of W branches, K steps, block tables of ``num_blocks`` entries.
 
-    ``after_step``, if given, is called with (this graph, step) while it is captured, after that
-    step's choice is in ``chosen[step]``: what it queues (publishing, say) is part of the launch.
     ``vocab`` > 0 chooses among the first so many tokens only. ``stepwise``: each step is a graph of
     its own, so that the rest of a tree nobody wants any more is never launched. ``logits`` is where
     every step puts its logits, [R * W or more, V].
@@ -84,29 +116,30 @@ class TreeGraph:
         steps: int,
         num_blocks: int,
         logits: torch.Tensor,
-        after_step: Callable[[TreeGraph, int], None] | None = None,
+        hooks: TreeHooks | None = None,
         vocab: int = 0,
         stepwise: bool = False,
     ) -> None:
         device = model.backend.device
         branches = rows * width
         self.rows, self.width, self.steps, self.num_blocks = rows, width, steps, num_blocks
-        self._model, self._kv, self._after_step = model, kv, after_step
+        self._model, self._kv, self._hooks = model, kv, hooks
         self._vocab = vocab
         self.logits = logits[:branches]
-        self._staging = Staging(
-            [
-                Field("tokens", (branches,), torch.int64),
-                Field("positions", (branches,), torch.int64),
-                Field("slots", (branches,), torch.int64),
-                Field("keys", (steps, branches), torch.int64),
-                Field("live", (branches,), torch.int32),
-                Field("context_lens", (branches,), torch.int32),
-                Field("factors", (branches,), torch.float32),
-                Field("tables", (rows, num_blocks), torch.int32),
-            ],
-            device,
-        )
+        fields = [
+            Field("tokens", (branches,), torch.int64),
+            Field("positions", (branches,), torch.int64),
+            Field("slots", (branches,), torch.int64),
+            Field("keys", (steps, branches), torch.int64),
+            Field("live", (branches,), torch.int32),
+            Field("context_lens", (branches,), torch.int32),
+            Field("factors", (branches,), torch.float32),
+            Field("tables", (rows, num_blocks), torch.int32),
+        ]
+        if hooks is not None:
+            fields += [Field(name, (rows,), torch.int64) for name in ("numbers", "homes", "hashes")]
+            fields.append(Field("outcomes", (rows, width), torch.int64))
+        self._staging = Staging(fields, device)
         self.inputs = self._staging.tensors
 
         def filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -116,7 +149,7 @@ class TreeGraph:
         pinned = device.type == "cuda"
         self._published = torch.zeros((steps, branches), dtype=torch.int64, pin_memory=pinned)
         self.published: np.ndarray = self._published.numpy()
-        self._idle = torch.cuda.Event() if pinned else None
+        self._last: torch.cuda.Event | None = None
         self._positions = filled((steps, branches), torch.int64)
         self._slots = filled((steps, branches), torch.int64)
         self._suffix_slots = filled((branches, steps), torch.int32)
@@ -145,6 +178,7 @@ class TreeGraph:
         ]
         parts = [[step] for step in range(steps)] if stepwise else [list(range(steps))]
         self._launches = [pool.capture(partial(self._grow, part), device) for part in parts]
+        self._events = [torch.cuda.Event() if pinned else None for _ in parts]
 
     @property
     def launches(self) -> int:
@@ -157,6 +191,8 @@ class TreeGraph:
         if steps[0] == 0:
             metadata = (self._positions, self._slots, self._suffix_slots, self._suffix_lens)
             expand_tree(inputs["positions"], inputs["slots"], inputs["live"], metadata, self.steps)
+            if self._hooks is not None:
+                self._hooks.begin(self)
         for step in steps:
             batch = self._batches[step]
             hidden = self._model.forward(batch, self._kv)
@@ -164,8 +200,34 @@ class TreeGraph:
             chosen = self.chosen[step].view(-1)
             choose(logits, inputs["keys"][step], inputs["factors"], out=chosen)
             self._published[step].copy_(chosen, non_blocking=True)
-            if self._after_step is not None:
-                self._after_step(self, step)
+            if self._hooks is not None:
+                self._hooks.step(self, step)
+
+    def prepare(
+        self, lease: LeasedTree, tables: Sequence[Sequence[int]], temperatures: Sequence[float]
+    ) -> None:
+        """Queue what is known of a tree whose branches the GPU will choose (``models.cuda.fork``);
+        ``launch_part`` from part 0 on runs it. ``lease.outcomes`` is not looked at.
+
+        Raises ValueError if the rows do not fit.
+        """
+        self._staging.wait()
+        host = self._staging.host
+        host["live"].fill(0)
+        host["context_lens"].fill(0)
+        factors = host["factors"].reshape(self.rows, self.width)
+        for row, (table, temperature) in enumerate(zip(tables, temperatures, strict=True)):
+            if row >= self.rows or len(table) > self.num_blocks:
+                raise ValueError(f"row {row}: {len(table)} blocks do not fit the graph")
+            host["tables"][row, : len(table)] = table
+            factors[row] = 0.0 if temperature < GREEDY_BELOW else 1.0 / temperature
+        self._load_lease(host, lease, np.empty(0, np.int64))
+        self._staging.copy()
+
+    def ended(self, part: int) -> bool:
+        """Whether the last launch of a part is through."""
+        event = self._events[part]
+        return event is None or event.query()
 
     def run(self, tree: TreeInputs) -> np.ndarray:
         """Launch all of a tree; does not wait. Returns what ``begin`` does, and raises likewise."""
@@ -180,9 +242,9 @@ class TreeGraph:
         self.chosen[step].view(-1).index_copy_(0, where, tokens)
 
     def launch_part(self, part: int) -> None:
-        """Launch part 1, 2, ... of the tree that ``begin`` began."""
+        """Launch part 1, 2, ... of the tree that ``begin`` began, or any of one ``prepare``d."""
         self._launches[part]()
-        self._note()
+        self._note(part)
 
     def begin(self, tree: TreeInputs) -> np.ndarray:
         """Launch a tree's first part; does not wait. Returns int64 [B]: branch i is column
@@ -216,6 +278,8 @@ class TreeGraph:
             if len(table) > self.num_blocks:
                 raise ValueError(f"row {row}: {len(table)} blocks in a graph of {self.num_blocks}")
             host["tables"][row, : len(table)] = table
+        if self._hooks is not None:
+            self._load_lease(host, tree.lease, where)
         if isinstance(tree.keys, np.ndarray):
             host["keys"][:, where] = tree.keys.view(np.int64)
         self._staging.copy()
@@ -223,16 +287,32 @@ class TreeGraph:
             column = torch.from_numpy(where).to(self.chosen.device, non_blocking=True)
             self.inputs["keys"].index_copy_(1, column, tree.keys)
         # A tree that was cut short may still be running, and would write into the next one's.
-        if self._idle is not None:
-            self._idle.synchronize()
+        if self._last is not None:
+            self._last.synchronize()
         self.published.fill(-1)
         self._launches[0]()
-        self._note()
+        self._note(0)
         return where
 
-    def _note(self) -> None:
-        if self._idle is not None:
-            self._idle.record()
+    @staticmethod
+    def _load_lease(
+        host: dict[str, np.ndarray], lease: LeasedTree | None, where: np.ndarray
+    ) -> None:
+        host["numbers"].fill(0)
+        if lease is None:
+            return
+        rows = len(lease.homes)
+        host["numbers"][:rows] = lease.number
+        host["homes"][:rows] = lease.homes
+        host["hashes"].view(np.uint64)[:rows] = lease.hashes
+        host["outcomes"].fill(-1)
+        host["outcomes"].reshape(-1)[where] = lease.outcomes[: len(where)]
+
+    def _note(self, part: int) -> None:
+        event = self._events[part]
+        if event is not None:
+            event.record()
+            self._last = event
 
     def launch(self) -> None:
         """Launch on the inputs as they are on the device."""
@@ -246,7 +326,7 @@ class TreeRunner:
     Args:
         steps: K. max_rows: most rows. width: most branches of a row.
         max_positions: most positions of a sequence.
-        stepwise: see TreeGraph.
+        hooks, stepwise: see TreeGraph.
         vocab: propose among the first so many tokens only, 0 = all.
 
     Raises ConfigError if the model's backend is not the CUDA one.
@@ -261,7 +341,7 @@ class TreeRunner:
         width: int,
         max_positions: int,
         *,
-        after_step: Callable[[TreeGraph, int], None] | None = None,
+        hooks: TreeHooks | None = None,
         vocab: int = 0,
         stepwise: bool = False,
         options: GraphOptions | None = None,
@@ -272,7 +352,7 @@ class TreeRunner:
         self._model, self._kv = model, kv
         self._steps, self._max_rows, self._width = steps, max_rows, width
         self._max_blocks = -(-max_positions // kv.block_size)
-        self._after_step, self._vocab, self._stepwise = after_step, vocab, stepwise
+        self._hooks, self._vocab, self._stepwise = hooks, vocab, stepwise
         self._logits = torch.empty(
             (max_rows * width, vocab or model.config.vocab_size),
             dtype=model.backend.activation_dtype,
@@ -295,7 +375,7 @@ class TreeRunner:
                 self._steps,
                 context,
                 self._logits,
-                self._after_step,
+                self._hooks,
                 self._vocab,
                 self._stepwise,
             )

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from models.cuda.capture import GraphOptions, GraphPool
+from models.cuda.fork import ForkHooks, ForkRow, able
 from models.cuda.graphs import GraphRunner, StepRow
-from models.cuda.staging import Readback
-from models.cuda.tree import TreeInputs, TreeRunner
+from models.cuda.staging import Mark, Readback
+from models.cuda.tree import LeasedTree, TreeGraph, TreeHooks, TreeInputs, TreeRunner
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection
-from ssd_pipe.drafting.candidates import TOP_CANDIDATES
-from ssd_pipe.drafting.tree import Tree
+from ssd_pipe.drafting.candidates import TOP_CANDIDATES, ChainScores
+from ssd_pipe.drafting.tree import Branches, Tree
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.errors import ResourceError
 from ssd_pipe.sampling.noise import SHARED, row_keys
@@ -33,6 +36,55 @@ STUCK = 60.0  # seconds a step of the tree may take
 Feed = tuple[Trunk, int, list[int], int]
 
 
+@dataclass(slots=True)
+class Forked:
+    """A tree under way whose branches the GPU chose, and what it chose from.
+
+    Attributes:
+        tree: its graph.
+        tokens, scores, own: int64 and float32 [rows, K + 1, n], float32 [rows, K + 1], on their
+            way to the host; see ``StepOutput``.
+        arrived: when they are there, and the tree may begin.
+    """
+
+    tree: TreeGraph
+    tokens: np.ndarray
+    scores: np.ndarray
+    own: np.ndarray
+    arrived: Mark
+
+    def pending(self, row: int, first: int, chain: list[int]) -> PendingScores:
+        """``candidates``, once they are asked for."""
+        return PendingScores(self, row, first, chain)
+
+    def candidates(self, row: int, first: int, chain: list[int]) -> ChainScores:
+        """What row ``row``'s branches were chosen from; ``first`` as in ``ForkRow``."""
+        self.arrived.wait()
+        span = slice(first, first + len(chain) + 1)
+        return ChainScores(
+            self.tokens[row, span].copy(),
+            self.scores[row, span].astype(np.float64),
+            chain,
+            self.own[row, span].astype(np.float64)[: len(chain)],
+        )
+
+
+@dataclass(slots=True)
+class PendingScores:
+    """``ChainScores`` of one row of a Forked, read when they are asked for."""
+
+    forked: Forked
+    row: int
+    first: int
+    chain: list[int]
+    tests: None = None
+
+    def likelihoods(self, accepted: int, token: int) -> np.ndarray:
+        """See ``ChainScores.likelihoods``."""
+        found = self.forked.candidates(self.row, self.first, self.chain)
+        return found.likelihoods(accepted, token)
+
+
 class GraphedDraft:
     """One draft's graphs on one GPU.
 
@@ -42,6 +94,7 @@ class GraphedDraft:
         max_rows: most rows of a round.
         max_positions: most positions of a sequence.
         vocab: propose among the first so many tokens only, 0 = all.
+        hooks: publish the branches of leased rounds.
     """
 
     def __init__(
@@ -55,6 +108,7 @@ class GraphedDraft:
         max_positions: int,
         vocab: int = 0,
         options: GraphOptions | None = None,
+        hooks: TreeHooks | None = None,
     ) -> None:
         pool = GraphPool(options)
         self._spec, self._scratch_start, self._budget = spec, scratch_start, budget
@@ -62,9 +116,6 @@ class GraphedDraft:
         self._glue_width = spec.k + 1
         self._ahead = int(model.weight_bytes <= AHEAD_BYTES)
         self._backup = GraphRunner(model, kv, max_rows, max_positions, pool=pool)
-        self._glue = GraphRunner(
-            model, kv, max_rows, max_positions, top_n=TOP_CANDIDATES, pool=pool
-        )
         self._trees = TreeRunner(
             model,
             kv,
@@ -72,17 +123,33 @@ class GraphedDraft:
             max_rows,
             budget,
             max_positions,
+            hooks=hooks,
             vocab=vocab,
             stepwise=True,
             pool=pool,
         )
+        self._fork: ForkHooks | None = None
+        if hooks is not None and able(model.config.vocab_size, TOP_CANDIDATES):
+            self._fork = ForkHooks(
+                max_rows, self._glue_width, model.backend.device, scratch_start, self._trees.graph
+            )
+        self._glue = GraphRunner(
+            model,
+            kv,
+            max_rows,
+            max_positions,
+            top_n=TOP_CANDIDATES,
+            hooks=self._fork,
+            pool=pool,
+        )
+        self._forks = 0
 
     def warm_up(self, trees: bool) -> None:
         """Make the graphs that rounds can need; ``trees`` and what goes with them only for ssd."""
         self._backup.warm_up((1, self._glue_width))
         if trees:
-            self._glue.warm_up((self._glue_width,))
             self._trees.warm_up()
+            self._glue.warm_up((self._glue_width,))
 
     def chooses(self, trunks: Sequence[Trunk]) -> bool:
         """Whether the graphs can choose the tokens of these rows too: nothing but temperature and
@@ -124,6 +191,10 @@ class GraphedDraft:
         row's fourth entry on; None if a row is too long for a graph."""
         if max(len(tokens) for _, _, tokens, _ in feeds) > self._glue_width:
             return None
+        if self._fork is not None:
+            blocks = max(len(trunk.table.blocks) for trunk, *_ in feeds)
+            self._trees.graph(len(feeds), blocks)  # the glue graph, if it is new, asks for it
+            self._fork.disarm()
         out = self._glue.run(_step_rows(feeds), self._glue_width)
         if out.top_tokens is None or out.top_scores is None or out.next_scores is None:
             raise RuntimeError("the glue graph keeps no candidates")
@@ -138,10 +209,91 @@ class GraphedDraft:
             np.concatenate([own[at] for at in wanted]).astype(np.float64),
         )
 
-    def grow(self, tree: Tree, meanwhile: Callable[[], None]) -> Iterator[dict[int, np.ndarray]]:
+    def fork(
+        self,
+        feeds: Sequence[Feed],
+        slots: Sequence[int],
+        hashes: Sequence[int],
+        number: int,
+        choices: Sequence[tuple[int, int, float, list[int]]],
+    ) -> Forked | None:
+        """Glue pass, choice of branches and first step of the tree of leased round ``number``, all
+        queued; None if that cannot be without the host.
+
+        Args:
+            slots, hashes: cache slot and prefix hash of each row.
+            choices: how each row's branches are chosen, the fields of a ForkRow.
+        """
+        if self._fork is None or max(len(tokens) for _, _, tokens, _ in feeds) > self._glue_width:
+            return None
+        tables = [trunk.table.blocks for trunk, *_ in feeds]
+        blocks = max(map(len, tables))
+        tree = self._trees.graph(len(feeds), blocks)
+        lease = LeasedTree(
+            number, np.array(slots), np.array(hashes, np.uint64), np.empty(0, np.int64)
+        )
+        glue = self._glue.graph(len(feeds), self._glue_width, blocks)
+        tree.prepare(lease, tables, [trunk.key.temperature for trunk, *_ in feeds])
+        self._fork.arm([ForkRow(*choice) for choice in choices])
+        glue.load(_step_rows(feeds))
+        out = glue.launch()
+        if out.top_tokens is None or out.top_scores is None or out.next_scores is None:
+            raise RuntimeError("the glue graph keeps no candidates")
+        self._forks += 1
+        side = self._forks % 2  # the last round's may not have been studied yet
+        forked = Forked(
+            tree,
+            self._readback.fetch(f"tokens-{side}", out.top_tokens),
+            self._readback.fetch(f"scores-{side}", out.top_scores),
+            self._readback.fetch(f"own-{side}", out.next_scores),
+            self._readback.mark(),
+        )
+        tree.launch_part(0)
+        return forked
+
+    def grow_forked(
+        self, forked: Forked, meanwhile: Callable[[], None], interrupted: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Go on with a tree that ``fork`` began; yields when the glue pass is through, then as each
+        depth is there.
+
+        Left early, or ``interrupted``, it launches no further steps.
+        """
+        graph, launched = forked.tree, 1
+        if not self._until(forked.arrived.passed, interrupted):
+            return
+        yield
+        for step in range(self._spec.k):
+            while launched < min(step + 1 + self._ahead, graph.launches):
+                graph.launch_part(launched)
+                launched += 1
+            if step == 0:
+                meanwhile()
+            if not self._until(partial(graph.ended, step), interrupted):
+                return
+            yield
+
+    @staticmethod
+    def _until(done: Callable[[], bool], interrupted: Callable[[], bool]) -> bool:
+        """Wait for the GPU; False if interrupted. Raises ResourceError."""
+        deadline = time.monotonic() + STUCK
+        while not done():
+            if interrupted():
+                return False
+            if time.monotonic() > deadline:
+                raise ResourceError(f"no tokens from the GPU within {STUCK:.0f} s")
+        return True
+
+    def grow(
+        self,
+        tree: Tree,
+        meanwhile: Callable[[], None],
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Iterator[dict[int, np.ndarray]]:
         """Extend all branches; gives each depth's tokens by slot, as soon as they are there.
 
-        Left early, it launches no further steps. ``meanwhile`` is called once the GPU is busy.
+        Left early, or ``interrupted``, it launches no further steps. ``meanwhile`` is called once
+        the GPU is busy.
         """
         rows = list(tree.rows.values())
         counts = [len(row.outcomes) for row in rows]
@@ -158,7 +310,9 @@ class GraphedDraft:
                 launched += 1
             if step == 0:
                 meanwhile()
-            tokens = self._wait(graph.published[step], where)
+            tokens = self._wait(graph.published[step], where, interrupted)
+            if tokens is None:
+                return
             yield {
                 row.row.slot: tokens[end - count : end]
                 for row, count, end in zip(rows, counts, ends, strict=True)
@@ -205,16 +359,33 @@ class GraphedDraft:
             scratch=self._scratch_start + (slots * self._budget + rank) * self._spec.k,
             keys=keys,
             temperature=temperature,
+            lease=self._leased(rows, outcomes, tree.number) if tree.number else None,
         )
 
     @staticmethod
-    def _wait(published: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """The tokens of one depth, once all have arrived; each is one aligned 8-byte store."""
+    def _leased(rows: list[Branches], outcomes: np.ndarray, number: int) -> LeasedTree:
+        return LeasedTree(
+            number,
+            homes=np.array([row.row.slot for row in rows]),
+            hashes=np.array([row.row.prefix_hash for row in rows], np.uint64),
+            outcomes=outcomes[:, 0] << 32 | outcomes[:, 1],
+        )
+
+    @staticmethod
+    def _wait(
+        published: np.ndarray, where: np.ndarray, interrupted: Callable[[], bool]
+    ) -> np.ndarray | None:
+        """The tokens of one depth, once all have arrived; each is one aligned 8-byte store.
+
+        None if interrupted before.
+        """
         deadline = time.monotonic() + STUCK
         while True:
             tokens = published[where]
             if tokens.min() >= 0:
                 return tokens
+            if interrupted():
+                return None
             if time.monotonic() > deadline:
                 raise ResourceError(f"no tokens from the GPU within {STUCK:.0f} s")
 

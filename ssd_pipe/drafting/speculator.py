@@ -45,7 +45,7 @@ from ssd_pipe.sampling.processors import Place, SequenceRules, chain_places, pro
 from ssd_pipe.sampling.shared_noise import choose_from
 
 if TYPE_CHECKING:
-    from ssd_pipe.drafting.graphed import GraphedDraft
+    from ssd_pipe.drafting.graphed import Forked, GraphedDraft, PendingScores
 
 PREFILL_CHUNK = 256
 LARGE_VOCAB = 32768
@@ -63,6 +63,8 @@ Feed = tuple[Trunk, int, list[int], int]
 
 Propose = Callable[..., tuple[list[int], torch.Tensor | None]]
 """``Speculator._propose`` or ``_propose_from``."""
+Choice = tuple[int, int, float, list[int]]
+"""How the GPU is to choose a row's branches; see ``models.cuda.fork.ForkRow``."""
 
 
 class Recipient(Protocol):
@@ -103,8 +105,8 @@ class Speculator:
         self._grammars = grammars
         self._trunks: dict[int, Trunk] = {}
         self._tree = Tree()
-        self._asked: dict[int, ChainScores] = {}
-        self._lessons: list[tuple[bool, ChainScores, int, int]] = []
+        self._asked: dict[int, ChainScores | PendingScores] = {}
+        self._lessons: list[tuple[bool, ChainScores | PendingScores, int, int]] = []
         self._calibration = {
             True: Calibration(GREEDY_TAU),
             False: Calibration(SAMPLED_TAU),
@@ -167,20 +169,45 @@ class Speculator:
 
     # ------------------------------------------------------------ a round
 
-    def round(self, plan: DraftPlan, answer: Callable[[ChainReady], None]) -> Iterator[str]:
-        """Run a plan's round; yields the stage just done: "backup", "glue", "step"."""
+    def round(
+        self,
+        plan: DraftPlan,
+        answer: Callable[[ChainReady], None],
+        skip: Callable[[int], None] = lambda slot: None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Iterator[str]:
+        """Run a plan's round; yields the stage just done: "backup", "glue", "step".
+
+        ``skip`` is told of slots that get no branches. Under a lease the wait for a pass over the
+        branches ends when ``interrupted`` says so.
+        """
         chains = {row.slot: list(row.chain) for row in plan.rows}
         backups = [row for row in plan.rows if row.backup]
         if backups:
             for _ in self._backup(plan.round, backups, chains, answer):
                 yield "backup"
         forks = [row for row in plan.rows if row.fork]
-        ready = [row for row in forks if self._catch_up(self._trunks[row.slot], chains[row.slot])]
+        ready = []
+        for row in forks:
+            if self._catch_up(self._trunks[row.slot], chains[row.slot]):
+                ready.append(row)
+            else:
+                skip(row.slot)
         if not ready:
             return
-        self._fork(ready, chains)
+        forked = self._fork_leased(ready, chains, plan.number) if plan.number else None
+        if forked is not None and self._graphs is not None:
+            stage = "glue"
+            for _ in self._graphs.grow_forked(forked, self._study, interrupted):
+                yield stage
+                stage = "step"
+            return
+        self._fork(ready, chains, plan.number)
+        if not self._tree.size:
+            for row in ready:
+                skip(row.slot)
         yield "glue"
-        for _ in self._grow():
+        for _ in self._grow(interrupted if plan.number else lambda: False):
             yield "step"
 
     def prefill(self) -> bool:
@@ -198,6 +225,10 @@ class Speculator:
     def request_ids(self, plan: DraftPlan) -> list[int]:
         """Requests of a plan's rows, for logs."""
         return [self._trunks[row.slot].rid for row in plan.rows if row.slot in self._trunks]
+
+    def tokens_of(self, slot: int) -> list[int]:
+        """Committed tokens of a slot."""
+        return self._trunks[slot].tokens
 
     @property
     def branches(self) -> int:
@@ -272,8 +303,11 @@ class Speculator:
         logits = logits[:, : self._vocab] if self._vocab else logits
         return self._propose_from(logits, sampling, positions, offsets, places)
 
-    def _fork(self, rows: list[DraftRow], chains: dict[int, list[int]]) -> None:
-        """Glue pass and choice of branches; publishes the outcomes with no tokens yet."""
+    def _fork(self, rows: list[DraftRow], chains: dict[int, list[int]], number: int) -> None:
+        """Glue pass and choice of branches; publishes the outcomes with no tokens yet.
+
+        Those for leased round ``number`` are published by the GPU that extends them.
+        """
         feeds: list[Feed] = []
         keys: list[NoiseKey] = []
         positions: list[int] = []
@@ -314,7 +348,7 @@ class Speculator:
                 self._model.backend.sampling,
             )
         tokens_np, scores_np, chain_scores = found
-        tree = Tree()
+        tree = Tree(number=number)
         taper = self._taper
         first_row = 0
         for row in rows:
@@ -334,7 +368,8 @@ class Speculator:
             tree.rows[row.slot] = branches
             entries = [(row.prefix_hash, k, t) for k, t in outcomes]
             goals = branches.goals(self._spec.k, taper) if taper < 1 else None
-            self._cache.begin_round(row.slot, entries, goals)
+            if not number:
+                self._cache.begin_round(row.slot, entries, goals)
         self._tree = tree
 
     def _tests(self, row: DraftRow, length: int) -> np.ndarray | None:
@@ -345,6 +380,39 @@ class Speculator:
         offsets = np.arange(length)
         streams = round_stream(ACCEPT, offsets)
         return uniforms(row_keys([trunk.key.seed], len(trunk.tokens) + offsets, streams))
+
+    def _fork_leased(
+        self, rows: list[DraftRow], chains: dict[int, list[int]], number: int
+    ) -> Forked | None:
+        """Glue pass, fork and the tree's first step without the host between; None if a row needs
+        more than that."""
+        trunks = [self._trunks[row.slot] for row in rows]
+        graphs = self._graphs
+        if graphs is None or not graphs.chooses(trunks) or self._spec.allocation == "geometric":
+            return None
+        feeds: list[Feed] = []
+        choices: list[Choice] = []
+        for row, trunk in zip(rows, trunks, strict=True):
+            chain, start = chains[row.slot], trunk.feed_start()
+            first = len(trunk.tokens) - 1 - start
+            feeds.append((trunk, start, trunk.tokens[start:] + chain, first))
+            counts, length = self._counts[row.after_miss], len(chain)
+            limits = [TOP_CANDIDATES] * (length + 1)
+            if self._spec.allocation != "confidence":
+                whole = length == self._spec.k
+                limits = counts if whole else fanout.uniform(sum(counts), length)
+            tau = self._calibration[trunk.key.temperature == 0].tau
+            choices.append((first, sum(counts), tau, limits))
+        slots = [row.slot for row in rows]
+        forked = graphs.fork(feeds, slots, [row.prefix_hash for row in rows], number, choices)
+        if forked is None:
+            return None
+        self._fed(feeds)
+        for i, row in enumerate(rows):
+            chain = chains[row.slot]
+            self._asked[row.slot] = forked.pending(i, choices[i][0], chain)
+        self._tree = Tree(number=number, forked=sum(budget for _, budget, _, _ in choices))
+        return forked
 
     def _select(self, trunk: Trunk, row: DraftRow, scores: ChainScores) -> list[tuple[int, int]]:
         counts = self._counts[row.after_miss]
@@ -365,16 +433,16 @@ class Speculator:
                 per_k = fanout.uniform(budget, length)
         return fanout.select_branches(tokens, weights, accept, per_k, budget)
 
-    def _grow(self) -> Iterator[None]:
+    def _grow(self, interrupted: Callable[[], bool]) -> Iterator[None]:
         """Extend the branches, one token a pass, publishing each depth."""
         tree, spec = self._tree, self._spec
         if not tree.size:
             return
         graphs = self._graphs
         if graphs is not None and graphs.chooses([b.trunk for b in tree.rows.values()]):
-            for depth, grown in enumerate(graphs.grow(tree, self._study), 1):
+            for depth, grown in enumerate(graphs.grow(tree, self._study, interrupted), 1):
                 for slot, tokens in grown.items():
-                    if len(tokens):
+                    if len(tokens) and not tree.number:
                         self._cache.publish_depth(slot, depth, tokens)
                 yield
             return

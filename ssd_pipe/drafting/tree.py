@@ -46,6 +46,8 @@ class Tree:
 
     Attributes:
         rows: by slot, in batch order.
+        number: the leased round whose outcomes they are for, 0 without a lease.
+        forked: branches that the GPU chose by itself; ``rows`` is empty then.
         q: per pass done, the distributions its tokens were drawn from, float32 [alive, V], or None.
         spans: per pass done, the rows of ``q`` that belong to each slot.
     """
@@ -53,10 +55,12 @@ class Tree:
     rows: dict[int, Branches] = field(default_factory=dict)
     q: list[torch.Tensor | None] = field(default_factory=list)
     spans: list[dict[int, slice]] = field(default_factory=list)
+    number: int = 0
+    forked: int = 0
 
     @property
     def size(self) -> int:
-        return sum(len(branches.outcomes) for branches in self.rows.values())
+        return self.forked or sum(len(branches.outcomes) for branches in self.rows.values())
 
     def suffixes(self, chains: dict[int, list[int]]) -> Suffixes:
         """What each branch says after the committed tokens; ``chains`` by slot."""

@@ -8,11 +8,13 @@ verification. In SD mode there is no cache: every row's chain is made just in ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from ipc.messages import ChainReady, DraftPlan, DraftRow, DraftStart
+from ipc.messages import ChainReady, DraftLease, DraftPlan, DraftRow, DraftStart
+from ipc.round_records import WAIT_BRANCHES, Record
 from ssd_pipe.config import Mode, SpeculationSection
 from ssd_pipe.engine import hashing
 from ssd_pipe.engine.ngram import NgramProposer
@@ -41,6 +43,14 @@ class Counters(msgspec.Struct):
     judged_at: list[int] = []
     hits_at: list[int] = []
     misses_at: list[int] = []
+
+
+class LeasePolicy(NamedTuple):
+    """How leased rounds wait and back up; see ``messages.Lease`` and ``messages.DraftLease``."""
+
+    waits: int
+    backup: int
+    always: bool
 
 
 class RoundPlanner:
@@ -87,6 +97,24 @@ class RoundPlanner:
         ``conclude`` is due once the wait for more of it, if any, is over.
         """
         request, k = emission.request, emission.outcome.accepted
+        self._count(emission, chain_length)
+        if self._mode != "ssd" or self._cache is None or not self.drafting:
+            return
+        if not emission.finish:
+            hit = self._cache.lookup(request.slot, emission.prefix_hash, k, emission.outcome.token)
+            if hit is not None:
+                request.chain = hit.tokens
+                request.entry = hit.entry
+
+    def settle_leased(self, emission: Emission, chain_length: int, record: Record) -> None:
+        """``settle`` with what the GPU found in the cache."""
+        self._count(emission, chain_length)
+        if not emission.finish and record.next:
+            emission.request.chain = record.next
+            emission.request.entry = record.entry
+
+    def _count(self, emission: Emission, chain_length: int) -> None:
+        request, k = emission.request, emission.outcome.accepted
         if chain_length:
             self.acceptance.observe(k, chain_length)
             self.counters.rounds += 1
@@ -97,11 +125,6 @@ class RoundPlanner:
                 self.counters.judged_at[j] += 1
         if emission.finish:
             self._ngrams.pop(request.rid, None)
-        elif self._mode == "ssd" and self._cache is not None and self.drafting:
-            hit = self._cache.lookup(request.slot, emission.prefix_hash, k, emission.outcome.token)
-            if hit is not None:
-                request.chain = hit.tokens
-                request.entry = hit.entry
 
     def conclude(self, emission: Emission) -> None:
         """Count a live request's outcome as a hit or a miss; a miss calls for a backup.
@@ -125,6 +148,11 @@ class RoundPlanner:
             self._missed.add(request.rid)
             counters.misses += 1
             counters.misses_at[k] += 1
+
+    @property
+    def missed(self) -> bool:
+        """Whether rows that missed are still without a chain."""
+        return bool(self._missed)
 
     def worth_waiting(self, request: Request, batch: int) -> bool:
         """Whether a hit should wait for the draft's next depth (see ``pacing``).
@@ -283,6 +311,44 @@ class RoundPlanner:
             after_miss=request.after_miss,
             handover=handover,
         )
+
+    # ------------------------------------------------------------ leases
+
+    def lease_policy(self, batch: int) -> LeasePolicy:
+        """What a lease of so many rows is to do without asking.
+
+        Branches that are late are always waited for: to draft a chain just in time, the draft
+        would have to end the same pass first.
+        """
+        k = self._spec.k
+        waits = WAIT_BRANCHES | 1
+        step = self.times.time("step")
+        if batch == 1 and step:
+            chances = self.acceptance.per_position()
+            depth = 1
+            while depth < k and worth_waiting(chances, depth, self._round_time, step):
+                waits |= 1 << depth
+                depth += 1
+        kind = self._spec.backup
+        backup = self._jit_length(k, 1, 1) if kind in ("auto", "jit") else 0
+        return LeasePolicy(waits, -1 if kind == "none" else backup, kind == "jit")
+
+    def follow_backups(
+        self, requests: Sequence[Request], chains: Sequence[list[int]], lease: DraftLease
+    ) -> None:
+        """Count what the draft gave the rows that missed in the last leased round."""
+        missed = [
+            (request, chain)
+            for request, chain in zip(requests, chains, strict=True)
+            if request.rid in self._missed
+        ]
+        jit = lease.drafts(len(missed), len(requests))
+        for request, chain in missed:
+            if request.room > 1:
+                self.counters.backup_jit += jit
+                self.counters.backup_ngram += bool(chain) and not jit
+                self.counters.backup_none += not chain and not jit
+        self._missed.clear()
 
     @staticmethod
     def take_backup(request: Request, answer: ChainReady) -> None:

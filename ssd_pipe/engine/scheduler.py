@@ -225,6 +225,12 @@ class Scheduler:
         self._dropped = []
         return step
 
+    def leased_step(self, requests: Sequence[Request]) -> Step:
+        """A step that these decoding requests made under a lease, for ``apply``."""
+        self._steps += 1
+        rows = [Row(r, r.computed, 1, sample=True, decoding=True) for r in requests]
+        return Step(self._steps, rows, [], [])
+
     def take_dropped(self) -> list[int]:
         """Slots freed since the last step, for when no step is coming."""
         dropped, self._dropped = self._dropped, []

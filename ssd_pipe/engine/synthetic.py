@@ -73,6 +73,11 @@ class SyntheticOutcomes:
         token = next(t for t in itertools.chain(below, above) if t not in known)
         return RowOutcome(accepted, token)
 
+    def draws(self, rounds: int, chain: int) -> list[int]:
+        """Outcomes of so many rounds ahead, for a GPU to replay: accepted * 2 + hit."""
+        drawn = (self._draw(chain) for _ in range(rounds))
+        return [accepted * 2 + hit for accepted, hit in drawn]
+
     def _draw(self, chain: int) -> tuple[int, bool]:
         if self._rounds is not None:
             accepted, hit = next(self._rounds)

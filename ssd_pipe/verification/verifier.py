@@ -26,6 +26,7 @@ from ssd_pipe.sampling.logprobs import token_logprobs
 from ssd_pipe.sampling.processors import Place, TrackedRules, chain_places, processed
 
 if TYPE_CHECKING:
+    from models.cuda.graphs import StepGraph
     from ssd_pipe.verification.graphed import GraphedSteps
 
 Proposals = Callable[[int, int, int], torch.Tensor | None]
@@ -86,15 +87,7 @@ class Verifier:
 
     def run(self, plan: StepPlan) -> Verified:
         """Execute one plan. Returns no outcomes on ranks other than 0."""
-        for slot in plan.drop:
-            self._slots.pop(slot, None)
-        for start in plan.begin:
-            self._slots[start.slot] = self._begin(start)
-        for row in plan.rows:
-            state = self._slots[row.slot]
-            state.blocks.extend(row.blocks)
-            if state.tracked is not None:
-                state.tracked.feed(row.start, row.tokens, row.chain)
+        self._take_up(plan)
         if self._steps is None:
             return self._run_eager(plan.rows)
         short = [row for row in plan.rows if self._steps.takes(row)]
@@ -116,6 +109,34 @@ class Verifier:
         """Give up what a tensor-parallel group must outlive. No plan may follow."""
         if self._steps is not None:
             self._steps.close()
+
+    def begin_lease(self, plan: StepPlan) -> StepGraph:
+        """Take up the plan that begins a lease; launches of the graph are its rounds.
+
+        Raises RuntimeError if this target cannot run leases.
+        """
+        self._take_up(plan)
+        if self._steps is None or plan.lease is None:
+            raise RuntimeError("a lease for a target that cannot take one")
+        rows = [(self._slots[row.slot].blocks, self._slots[row.slot].key, row) for row in plan.rows]
+        return self._steps.begin_lease(rows, plan.lease)
+
+    def end_lease(self) -> None:
+        """The rounds of a lease are over."""
+        if self._steps is not None:
+            self._steps.end_lease()
+
+    def _take_up(self, plan: StepPlan) -> None:
+        """Take in what a plan says of the sequences."""
+        for slot in plan.drop:
+            self._slots.pop(slot, None)
+        for start in plan.begin:
+            self._slots[start.slot] = self._begin(start)
+        for row in plan.rows:
+            state = self._slots[row.slot]
+            state.blocks.extend(row.blocks)
+            if state.tracked is not None:
+                state.tracked.feed(row.start, row.tokens, row.chain)
 
     def _run_eager(self, rows: list[StepRow]) -> Verified:
         inputs = [

@@ -15,14 +15,23 @@ from pathlib import Path
 import pytest
 import torch
 
-CASES = Path(__file__).with_name("triton_cases.py")
+CASES = ("triton_cases.py", "leased_cases.py")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs these kernels compiled")
-def test_kernels_are_right_under_the_interpreter() -> None:
+@pytest.mark.parametrize("cases", CASES)
+def test_kernels_are_right_under_the_interpreter(cases: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(CASES)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            str(Path(__file__).with_name(cases)),
+        ],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +26,10 @@ from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
+
+if TYPE_CHECKING:
+    from models.cuda.tree import TreeHooks
+    from ssd_pipe.verification.leased import LeasedRounds
 
 
 class LocalHandover:
@@ -57,6 +62,8 @@ class LocalPipeline:
         backend: str | Backend = "reference",
         grammars: Grammars | None = None,
         graphs: bool = False,
+        leased: LeasedRounds | None = None,
+        publisher: TreeHooks | None = None,
     ) -> None:
         spec, size = config.speculation, config.cache.block_size
         slots = config.scheduler.max_num_seqs
@@ -70,7 +77,8 @@ class LocalPipeline:
         if graphs:
             from ssd_pipe.verification.graphed import GraphedSteps
 
-            steps = GraphedSteps(model, kv, slots, limit, (1 if mode == "ar" else spec.k + 1,))
+            widths = (1 if mode == "ar" else spec.k + 1,)
+            steps = GraphedSteps(model, kv, slots, limit, widths, leased=leased)
         self.verifier = Verifier(model, kv, size, spec.rule, self.handover.take, grammars, steps)
         self.speculator: Speculator | None = None
         cache = None
@@ -88,7 +96,14 @@ class LocalPipeline:
 
                 budget = branch_budget(spec)
                 draft_graphs = GraphedDraft(
-                    draft_model, draft_kv, spec, blocks * size, budget, slots, limit
+                    draft_model,
+                    draft_kv,
+                    spec,
+                    blocks * size,
+                    budget,
+                    slots,
+                    limit,
+                    hooks=publisher,
                 )
             self.speculator = Speculator(
                 draft_model,

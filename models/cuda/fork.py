@@ -1,0 +1,231 @@
+"""The choice of branches on the GPU, between the glue pass and the tree that extends them.
+
+What ``drafting.candidates`` and ``engine.fanout`` do on the host, in float32: from noised scores
+after each prefix of the chain, the chance of outcome (k, t*) is that of reaching k times that of t*
+there, under a softmax with the calibrated temperature; the most likely ones become the tree's
+first tokens. The tree can then be launched right behind the glue pass.
+"""
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from models.cuda.graphs import StepGraph
+from models.cuda.noise import mix_key
+from models.cuda.overlap import after_previous, overlap
+from models.cuda.staging import Field, Staging
+from models.cuda.tree import TreeGraph
+
+_WARP_LANES = 1024  # elements of a tile that one warp takes
+
+
+@triton.jit
+def _fork_kernel(
+    top_scores,
+    top_tokens,
+    next_scores,
+    fed,
+    starts,
+    counts,
+    seeds,
+    firsts,
+    budgets,
+    temperatures,
+    limits,
+    homes,
+    tokens,
+    positions,
+    slots,
+    live,
+    context_lens,
+    keys,
+    outcomes,
+    branches,
+    scratch_start,
+    WIDTH: tl.constexpr,
+    WIDTH_P: tl.constexpr,
+    N: tl.constexpr,
+    BRANCHES: tl.constexpr,
+    STEPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    budget = tl.load(budgets + row)
+    if budget > 0:
+        first = tl.load(firsts + row)
+        n = tl.load(counts + row) - 1 - first
+        tau = tl.load(temperatures + row)
+        i = tl.arange(0, WIDTH_P)
+        at = row * WIDTH + first + i
+        c = tl.arange(0, N)
+        inside = i <= n
+        cells = at[:, None] * N + c[None, :]
+        score = tl.load(top_scores + cells, mask=inside[:, None], other=0.0)
+        token = tl.load(top_tokens + cells, mask=inside[:, None], other=-1)
+        best = tl.load(top_scores + at * N, mask=inside, other=0.0)
+        following = tl.load(fed + at + 1, mask=i < n, other=-1)
+        own = tl.load(next_scores + at, mask=i < n, other=0.0)
+        weight = tl.exp((score - best[:, None]) / tau)
+        weight = tl.where(inside[:, None], weight, 0.0)
+        said = (token == following[:, None]) & (i < n)[:, None]
+        known = tl.sum(said.to(tl.int32), axis=1) > 0
+        own = tl.where(i < n, tl.exp((own - best) / tau), 0.0)
+        total = tl.sum(weight, axis=1) + tl.where(known, 0.0, own)
+        total = tl.where(inside, total, 1.0)
+        accept = tl.where(i < n, tl.log(tl.maximum(own / total, 1e-30)), 0.0)
+        reach = tl.exp(tl.cumsum(accept, axis=0) - accept)
+        open_to = inside[:, None] & (said == 0)
+        rank = tl.cumsum(open_to.to(tl.int32), axis=1) - 1
+        limit = tl.load(limits + row * WIDTH + i, mask=inside, other=0)
+        open_to = open_to & (rank < limit[:, None])
+        chance = tl.where(open_to, reach[:, None] * weight / total[:, None], -1.0)
+        flat = tl.reshape(chance, (WIDTH_P * N,))
+        ids = tl.reshape(token, (WIDTH_P * N,))
+        lane = tl.arange(0, WIDTH_P * N)
+        length = tl.load(starts + row) + first + 1
+        seed = tl.load(seeds + row)
+        home = tl.load(homes + row)
+        for e in range(BRANCHES):
+            peak, where = tl.max(
+                flat, axis=0, return_indices=True, return_indices_tie_break_left=True
+            )
+            alive = (e < budget) & (peak >= 0.0)
+            chosen = tl.sum(tl.where(lane == where, ids, 0), axis=0)
+            k = (where // N).to(tl.int64)
+            to = row * BRANCHES + e
+            position = length + k
+            tl.store(tokens + to, tl.where(alive, chosen, 0))
+            tl.store(positions + to, position)
+            tl.store(slots + to, scratch_start + (home * BRANCHES + e) * STEPS)
+            tl.store(live + to, alive.to(tl.int32))
+            tl.store(context_lens + to, tl.where(alive, position, 0).to(tl.int32))
+            tl.store(outcomes + to, tl.where(alive, (k << 32) | chosen, -1))
+            base = mix_key(tl.full((), 0, tl.uint64), seed)
+            for step in range(STEPS):
+                key = mix_key(mix_key(base, position + 1 + step), tl.full((), 0, tl.int64))
+                tl.store(keys + step * branches + to, key.to(tl.int64))
+            flat = tl.where(lane == where, -1.0, flat)
+
+
+@dataclass(slots=True)
+class ForkRow:
+    """What the choice of one row's branches needs besides the glue pass.
+
+    Attributes:
+        first: index among the tokens fed of the one before the chain.
+        budget: most branches.
+        temperature: of the softmax over scores.
+        limits: most branches at each accepted length 0..K.
+    """
+
+    first: int
+    budget: int
+    temperature: float
+    limits: Sequence[int]
+
+
+class ForkHooks:
+    """``StepHooks`` of the glue graphs: the tail fills in the tree's first tokens, if armed.
+
+    Args:
+        tree_of: the tree graph for a glue graph of as many rows and blocks; it must exist.
+        scratch_start: see ``GraphedDraft``.
+    """
+
+    def __init__(
+        self,
+        max_rows: int,
+        width: int,
+        device: torch.device,
+        scratch_start: int,
+        tree_of: Callable[[int, int], TreeGraph],
+    ) -> None:
+        self._tree_of, self._scratch_start = tree_of, scratch_start
+        self._armed = False
+        self._staging = Staging(
+            [
+                Field("firsts", (max_rows,), torch.int64),
+                Field("budgets", (max_rows,), torch.int32),
+                Field("temperatures", (max_rows,), torch.float32),
+                Field("limits", (max_rows, width), torch.int32),
+            ],
+            device,
+        )
+
+    def arm(self, rows: Sequence[ForkRow]) -> None:
+        """Queue what the next launch of a glue graph needs to choose branches."""
+        self._staging.wait()
+        host = self._staging.host
+        host["budgets"].fill(0)
+        for i, row in enumerate(rows):
+            host["firsts"][i] = row.first
+            host["budgets"][i] = row.budget
+            host["temperatures"][i] = row.temperature
+            host["limits"][i, : len(row.limits)] = row.limits
+        self._staging.copy()
+        self._armed = True
+
+    def disarm(self) -> None:
+        """Glue passes leave the tree alone from now on."""
+        if self._armed:
+            self._staging.wait()
+            self._staging.host["budgets"].fill(0)
+            self._staging.copy()
+            self._armed = False
+
+    def head(self, graph: StepGraph) -> None:
+        pass
+
+    def tail(self, graph: StepGraph) -> None:
+        out, given, own = graph.output, graph.inputs, self._staging.tensors
+        if out.top_scores is None or out.top_tokens is None or out.next_scores is None:
+            raise RuntimeError("the glue graph keeps no candidates")
+        tree = self._tree_of(graph.rows, graph.num_blocks)
+        n = out.top_scores.shape[-1]
+        if n & (n - 1):
+            return  # a vocabulary smaller than the candidates asked for
+        width = triton.next_power_of_2(graph.width)
+        to = tree.inputs
+        _fork_kernel[(graph.rows,)](
+            out.top_scores,
+            out.top_tokens,
+            out.next_scores,
+            given["tokens"],
+            given["starts"],
+            given["counts"],
+            given["seeds"],
+            own["firsts"],
+            own["budgets"],
+            own["temperatures"],
+            own["limits"],
+            to["homes"],
+            to["tokens"],
+            to["positions"],
+            to["slots"],
+            to["live"],
+            to["context_lens"],
+            to["keys"],
+            to["outcomes"],
+            tree.rows * tree.width,
+            self._scratch_start,
+            graph.width,
+            width,
+            n,
+            tree.width,
+            tree.steps,
+            num_warps=max(1, min(8, width * n // _WARP_LANES)),
+            **overlap(given["tokens"]),
+        )
+
+
+def able(vocab_size: int, candidates: int) -> bool:
+    """Whether the kernel's tiles fit what a glue graph keeps."""
+    n = min(vocab_size, candidates)
+    return n & (n - 1) == 0

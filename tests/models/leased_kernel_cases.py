@@ -1,0 +1,355 @@
+"""The kernels of leased rounds, one row at a time: under the interpreter on the CPU, compiled on a
+GPU (tests/gpu)."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ipc import round_records as rr
+from ipc.round_records import RoundRecords
+from models.cuda import rounds
+from models.cuda.fork import ForkHooks, ForkRow
+from models.cuda.rounds import RoundTables, table_words
+from ssd_pipe.drafting.candidates import AcceptanceCurve, ChainScores
+from ssd_pipe.engine import fanout
+from ssd_pipe.engine.hashing import extend_all
+from ssd_pipe.sampling.noise import SHARED, row_keys
+
+K, ENTRIES, SLOTS, VOCAB = 3, 5, 4, 40
+PATIENCE_NS = 2_000_000
+I64 = torch.int64
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=I64, device=DEVICE)
+
+
+class Bench:
+    """One row's memory, as a lease of ``LeasedRounds.load`` would leave it."""
+
+    def __init__(self, left: int = 100, stops: tuple[int, ...] = (), waits: int = 0) -> None:
+        size = RoundRecords.size_bytes(SLOTS, K)
+        memory = torch.zeros(size, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+        self.records = RoundRecords(memory.numpy(), SLOTS, K)
+        words = memory.view(I64)
+        mail, ring = rr.CONTROL, rr.CONTROL + self.records.mail.size
+        self.table = zeros(SLOTS, table_words(ENTRIES, K))
+        self.tables = RoundTables(
+            self.table,
+            ENTRIES,
+            K,
+            VOCAB,
+            control=words[:mail],
+            mail=words[mail:ring],
+            records=words[ring:],
+            max_rows=SLOTS,
+        )
+        self.state = zeros(SLOTS, rounds.STATE_WORDS)
+        self.lease = zeros(rounds.LEASE_WORDS)
+        self.draws = zeros(rr.ROUNDS, SLOTS)
+        self.lease[rounds.WAITS] = waits
+        self.lease[rounds.PATIENCE] = self.lease[rounds.BACKUP_PATIENCE] = PATIENCE_NS
+        self.inputs = {
+            "tokens": zeros(1, K + 1),
+            "starts": torch.tensor([50], device=DEVICE),
+            "counts": torch.ones(1, dtype=torch.int32, device=DEVICE),
+        }
+        self.prefix = 2**64 - 5
+        row = np.zeros(rounds.STATE_WORDS, np.int64)
+        row[[rounds.MODE, rounds.AT, rounds.LEFT, rounds.SLOT]] = rounds.RUN, 7, left, 2
+        row.view(np.uint64)[rounds.HASH] = self.prefix
+        row[rounds.STATE_HEAD :] = -1
+        row[rounds.STATE_HEAD : rounds.STATE_HEAD + len(stops)] = stops
+        self.state[0] = torch.from_numpy(row)
+
+    def publish(
+        self, outcomes: list[tuple[int, int]], tokens: list[list[int]], number: int
+    ) -> None:
+        """Through the draft's kernels; ``tokens`` by depth."""
+        keys = torch.full((1, ENTRIES), -1, device=DEVICE)
+        keys[0, : len(outcomes)] = torch.tensor([k << 32 | t for k, t in outcomes])
+        numbers, homes = torch.tensor([[number], [2]], device=DEVICE)
+        hashes = torch.from_numpy(np.array([self.prefix], np.uint64).view(np.int64)).to(DEVICE)
+        self.tables.keys(numbers, homes, hashes, keys)
+        for depth, column in enumerate(tokens, 1):
+            chosen = zeros(1, ENTRIES)
+            chosen[0, : len(column)] = torch.tensor(column)
+            self.tables.depth(numbers, homes, chosen, depth)
+
+    def settle(self, chain: list[int], chosen: list[int], synthetic: bool = False) -> rr.Record:
+        self.inputs["tokens"][0, 1 : 1 + len(chain)] = torch.tensor(chain, dtype=I64)
+        self.inputs["counts"][0] = 1 + len(chain)
+        choices = torch.tensor([chosen + [0] * (K + 1 - len(chosen))], device=DEVICE)
+        self.tables.settle(choices, self.inputs, self.state, self.lease, self.draws, synthetic)
+        return self.record(7)
+
+    def record(self, number: int) -> rr.Record:
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        found = self.records.round(number, 1)
+        assert found is not None
+        return found[0]
+
+    def gate(self) -> None:
+        self.tables.gate(self.inputs["tokens"], self.inputs["counts"], self.state, self.lease)
+
+    @property
+    def row(self) -> list[int]:
+        return self.state[0].tolist()
+
+    @property
+    def fed(self) -> list[int]:
+        return self.inputs["tokens"][0, : int(self.inputs["counts"][0])].tolist()
+
+
+def test_a_hit_becomes_the_next_input() -> None:
+    bench = Bench()
+    bench.publish([(1, 9), (2, 9), (2, 8)], [[11, 12, 13], [21, 22, 23]], 7)
+    record = bench.settle([4, 5, 6], [4, 5, 9, 1])
+    assert record[:5] == (2, 9, [4, 5, 6], 1, [12, 22])
+    assert record.room == K
+    assert record.flags == 0
+    assert bench.fed == [9, 12, 22]
+    assert int(bench.inputs["starts"][0]) == 53
+    assert bench.row[rounds.AT] == 8
+    assert bench.row[rounds.LEFT] == 97
+    assert not bench.row[rounds.NEED]
+    assert bench.row[rounds.HASH] % 2**64 == extend_all(bench.prefix, [4, 5, 9])
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "tokens"),
+    [(6, (2, 9), [1]), (7, (1, 9), [1]), (7, (2, 9), []), (7, (2, 9), [VOCAB]), (7, (2, 9), [-3])],
+    ids=["another round", "another outcome", "no token yet", "no token id", "negative"],
+)
+def test_what_is_not_there_is_a_miss(
+    number: int, outcome: tuple[int, int], tokens: list[int]
+) -> None:
+    bench = Bench()
+    bench.publish([outcome], [[t] for t in tokens], number)
+    record = bench.settle([4, 5], [4, 5, 9])
+    assert (record.accepted, record.token, record.next) == (2, 9, [])
+    assert bench.fed == [9]
+    assert bench.row[rounds.NEED]
+
+
+def test_another_prefix_is_a_miss() -> None:
+    bench = Bench()
+    bench.publish([(0, 9)], [[1]], 7)
+    bench.state[0, rounds.HASH] += 1
+    assert bench.settle([], [9]).next == []
+
+
+def test_a_missed_row_takes_the_chain_it_is_sent() -> None:
+    bench = Bench()
+    bench.settle([4], [3])
+    bench.records.answer(2, 7, [30, 31])
+    bench.gate()
+    assert bench.fed == [3, 30, 31]
+    assert not bench.row[rounds.NEED]
+
+
+@pytest.mark.parametrize(("number", "tokens"), [(6, [30]), (7, [VOCAB]), (7, [])])
+def test_a_missed_row_goes_on_without_a_good_chain(number: int, tokens: list[int]) -> None:
+    bench = Bench()
+    bench.settle([4], [3])
+    bench.records.answer(2, number, tokens)
+    bench.gate()
+    assert bench.fed == [3]
+
+
+@pytest.mark.parametrize(
+    ("left", "stops", "finished"),
+    [
+        (100, (), False),
+        (3, (), True),
+        (4, (), False),
+        (100, (5,), True),
+        (100, (7, 9), True),
+        (100, (6,), False),
+        (2, (9,), True),
+    ],
+)
+def test_a_row_ends_where_the_scheduler_says(
+    left: int, stops: tuple[int, ...], finished: bool
+) -> None:
+    bench = Bench(left, stops)
+    record = bench.settle([4, 5, 6], [4, 5, 9, 1])
+    assert record.finished is finished
+    assert bench.row[rounds.MODE] == (rounds.ENDED if finished else rounds.RUN)
+    assert bench.fed == ([] if finished else [9])
+    if not finished:
+        assert record.room == max(0, min(K, left - 4))
+        return
+    bench.gate()
+    bench.tables.settle(
+        zeros(1, K + 1),
+        bench.inputs,
+        bench.state,
+        bench.lease,
+        bench.draws,
+        False,
+    )
+    assert bench.record(8).idle
+
+
+def test_the_chain_of_the_next_round_fits_its_room() -> None:
+    bench = Bench(left=5)
+    bench.publish([(2, 9)], [[11], [12], [13]], 7)
+    record = bench.settle([4, 5, 6], [4, 5, 9, 1])
+    assert record.next == [11, 12, 13]
+    assert record.room == 1
+    assert bench.fed == [9, 11]
+
+
+def test_waits_end_and_say_how() -> None:
+    bench = Bench(waits=rr.WAIT_BRANCHES | 1)
+    assert bench.settle([4], [3]).flags & rr.LATE
+    skipped = Bench(waits=rr.WAIT_BRANCHES | 1)
+    skipped.records.skip(2, 7)
+    record = skipped.settle([4], [3])
+    assert record.flags == 0
+    assert record.looks
+    aborted = Bench(waits=rr.WAIT_BRANCHES | 1)
+    aborted.records.abort()
+    assert aborted.settle([4], [3]).flags & rr.ABORTED
+
+
+def test_rows_out_of_a_lease_are_left_alone() -> None:
+    bench = Bench()
+    bench.state.zero_()
+    before = {name: tensor.clone() for name, tensor in bench.inputs.items()}
+    bench.gate()
+    bench.tables.settle(
+        zeros(1, K + 1) + 1,
+        bench.inputs,
+        bench.state,
+        bench.lease,
+        bench.draws,
+        False,
+    )
+    assert all(torch.equal(before[name], tensor) for name, tensor in bench.inputs.items())
+    assert not bench.records.words.any()
+    assert not bench.state.any()
+
+
+@pytest.mark.parametrize("hit", [False, True])
+def test_replayed_outcomes(hit: bool) -> None:
+    bench = Bench()
+    bench.publish([(2, 9), (2, 8), (1, 3)], [[11, 12, 13]], 7)
+    bench.lease[rounds.FIRST] = 5
+    bench.draws[2, 0] = 2 * 2 + hit
+    record = bench.settle([4, 5, 6], [30, 31, 32, 33], synthetic=True)
+    assert record.accepted == 2
+    assert record.token in (9, 8) if hit else record.token not in (9, 8, 3)
+    assert bool(record.next) is hit
+    assert bench.fed[0] == record.token
+
+
+def test_random_rounds_follow_the_rule() -> None:
+    rng = random.Random(4)
+    for _ in range(40):
+        bench = Bench(left=rng.randint(1, 12), stops=(rng.randrange(4), 39))
+        chain = [rng.randrange(4) for _ in range(rng.randint(0, K))]
+        chosen = [rng.randrange(4) for _ in range(len(chain) + 1)]
+        k = next((i for i, t in enumerate(chain) if t != chosen[i]), len(chain))
+        outcomes = list({(rng.randint(0, K), rng.randrange(4)) for _ in range(ENTRIES)})
+        depth = rng.randint(0, K)
+        tokens = [[rng.randrange(VOCAB) for _ in outcomes] for _ in range(depth)]
+        bench.publish(outcomes, tokens, 7)
+        record = bench.settle(chain, chosen)
+        assert (record.accepted, record.token, record.chain) == (k, chosen[k], chain)
+        found = (k, chosen[k]) in outcomes
+        entry = outcomes.index((k, chosen[k])) if found else -1
+        assert record.entry == entry
+        assert record.next == ([column[entry] for column in tokens] if found else [])
+
+
+@pytest.mark.parametrize("limits", [None, [2, 1, 0, 3]], ids=["confidence", "counts"])
+def test_the_gpu_chooses_the_branches_the_host_would(limits: list[int] | None) -> None:
+    """Two rows behind different lags; the tree's inputs are what ``GraphedDraft`` would load."""
+    rng = np.random.default_rng(5)
+    rows, width, n, branches, steps = 2, K + 1, 16, 6, 3
+    scores = -np.sort(-rng.normal(size=(rows, width, n)) * 3).astype(np.float32)
+    tokens = np.stack([[rng.permutation(90)[:n] for _ in range(width)] for _ in range(rows)])
+    fed = rng.integers(0, 90, (rows, width))
+    fed[0, 2], fed[1, 1] = tokens[0, 1, 0], tokens[1, 0, 3]
+    own = rng.normal(size=(rows, width)).astype(np.float32)
+    own[0, 1], own[1, 0] = scores[0, 1, 0], scores[1, 0, 3]
+    firsts, counts, starts, seeds = [0, 1], [4, 3], [20, 33], [5, 2**63 + 7]
+    tau, budgets, homes, scratch = [0.7, 1.2], [6, 4], [3, 1], 1000
+
+    def on(array: object, dtype: torch.dtype = I64) -> torch.Tensor:
+        return torch.as_tensor(np.asarray(array)).to(DEVICE, dtype)
+
+    given = {
+        "tokens": on(fed),
+        "starts": on(starts),
+        "counts": on(counts, torch.int32),
+        "seeds": on(np.array(seeds, np.uint64).view(np.int64)),
+    }
+    tree = SimpleNamespace(
+        rows=rows,
+        width=branches,
+        steps=steps,
+        inputs={
+            name: zeros(rows * branches)
+            for name in ("tokens", "positions", "slots", "live", "context_lens")
+        }
+        | {"homes": on(homes), "keys": zeros(steps, rows * branches)}
+        | {"outcomes": zeros(rows, branches)},
+    )
+    for name in ("live", "context_lens"):
+        tree.inputs[name] = tree.inputs[name].int()
+    output = SimpleNamespace(
+        top_scores=on(scores, torch.float32),
+        top_tokens=on(tokens),
+        next_scores=on(own, torch.float32),
+    )
+    graph = SimpleNamespace(output=output, inputs=given, rows=rows, num_blocks=1, width=width)
+    hooks = ForkHooks(rows, width, torch.device(DEVICE), scratch, lambda r, b: tree)
+    per_k = limits or [n] * width
+    choices = [ForkRow(firsts[i], budgets[i], tau[i], per_k) for i in range(rows)]
+    hooks.arm(choices)
+    hooks.tail(graph)
+    got = {name: tensor.cpu().numpy() for name, tensor in tree.inputs.items()}
+    for i in range(rows):
+        chain = fed[i, firsts[i] + 1 : counts[i]].tolist()
+        span = slice(firsts[i], counts[i])
+        known = ChainScores(
+            tokens[i, span], scores[i, span].astype(float), chain, own[i, span].astype(float)[:-1]
+        )
+        accept, weights = known.weights(tau[i], AcceptanceCurve())
+        exclude = np.append(np.array(chain), -1)[:, None]
+        wanted = fanout.select_branches(
+            np.where(known.tokens == exclude, -1, known.tokens),
+            weights,
+            accept,
+            None if limits is None else limits[: len(chain) + 1],
+            budgets[i],
+        )
+        packed = got["outcomes"][i].tolist()
+        assert [(o >> 32, o & 0xFFFFFFFF) for o in packed if o >= 0] == wanted
+        assert packed[len(wanted) :] == [-1] * (branches - len(wanted))
+        mine = slice(i * branches, i * branches + len(wanted))
+        length = starts[i] + firsts[i] + 1
+        places = [length + k for k, _ in wanted]
+        assert got["tokens"][mine].tolist() == [t for _, t in wanted]
+        assert got["positions"][mine].tolist() == got["context_lens"][mine].tolist() == places
+        row_live = got["live"][i * branches : (i + 1) * branches].tolist()
+        assert row_live == [1] * len(wanted) + [0] * (branches - len(wanted))
+        first_slot = scratch + homes[i] * branches * steps
+        assert got["slots"][mine].tolist() == [first_slot + e * steps for e in range(len(wanted))]
+        for step in range(steps):
+            expected = row_keys([seeds[i]], np.array(places) + 1 + step, SHARED)
+            assert (got["keys"][step, mine].view(np.uint64) == expected).all()
+    hooks.disarm()
+    tree.inputs["outcomes"].fill_(9)
+    hooks.tail(graph)
+    assert (tree.inputs["outcomes"] == 9).all()
