@@ -51,7 +51,7 @@ def run(runtime: Runtime) -> None:
     """Body of the process "draft"."""
     worker = _Worker(runtime, dimensions(runtime.config))
     with StepProfiler(runtime) as profiler:
-        runtime.ready({"vocab_size": worker.sizes.vocab_size})
+        runtime.ready({"vocab_size": worker.sizes.vocab_size, "draft_blocks": worker.num_blocks})
         worker.serve(profiler)
 
 
@@ -77,7 +77,8 @@ class _Worker:
         block_size = config.cache.block_size
         trunk_blocks = kv_blocks(model, config, sizes, "draft")
         kv = model.make_kv(trunk_blocks + sizes.scratch_blocks, block_size)
-        blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
+        self.num_blocks = trunk_blocks
+        self._blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
         shape = (sizes.slots, sizes.branches, sizes.k)
         self._cache = SpeculationCache(
             create_or_open_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
@@ -97,7 +98,7 @@ class _Worker:
         self._speculator = Speculator(
             model,
             kv,
-            blocks,
+            self._blocks,
             trunk_blocks * block_size,
             self._cache,
             config.speculation,
@@ -163,8 +164,6 @@ class _Worker:
                 following = self._receive(0)
                 if following is not None:
                     break
-        if not plan.rows and not plan.fresh:
-            return following
         times = DraftTimes(
             round=plan.round,
             started_ns=started,
@@ -174,7 +173,11 @@ class _Worker:
             finished_ns=time.monotonic_ns(),
             steps=len(depths),
             branches=self._speculator.branches,
+            free_blocks=self._blocks.num_free,
         )
+        self._notices.send(times)
+        if not plan.rows:
+            return following
         self._runtime.log.info(
             "draft",
             round=plan.round,
@@ -187,7 +190,6 @@ class _Worker:
             branches=times.branches,
             cut=following is not None,
         )
-        self._notices.send(times)
         return following
 
     def _last_call(self) -> DraftPlan | None:
