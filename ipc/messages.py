@@ -6,11 +6,16 @@ Three families: *public* (client <-> frontend), *control* (between processes, ov
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from ssd_pipe.params import NoiseKey, SamplingParams
 
 TOKEN_BYTES = 5  # of a token id in MessagePack, at most
+MAX_ID = 128  # characters of what a client calls a request
+
+RequestId = Annotated[str, msgspec.Meta(max_length=MAX_ID)]
 
 # ---------------------------------------------------------------- public: client -> frontend
 
@@ -28,7 +33,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     ``id`` is chosen by the client, unique within its connection.
     """
 
-    id: str
+    id: RequestId
     prompt: str | None = None
     messages: tuple[ChatMessage, ...] | None = None
     token_ids: tuple[int, ...] | None = None
@@ -38,13 +43,13 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Stop a request; the answer is a Chunk whose finish_reason is "cancelled"."""
 
-    id: str
+    id: RequestId
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """Ask for state: ``what`` is "status" (answered by StatusReply)."""
 
-    id: str
+    id: RequestId
     what: str = "status"
 
 
@@ -527,7 +532,10 @@ class ChainReady(msgspec.Struct, frozen=True, tag="chain", array_like=True):
 
 
 class DraftTimes(msgspec.Struct, frozen=True, tag="times", array_like=True):
-    """Stage times of one draft round, CLOCK_MONOTONIC ns; ``steps`` are tree steps done."""
+    """Stage times of one draft round, CLOCK_MONOTONIC ns; ``steps`` are tree steps done.
+
+    ``free_blocks``: KV blocks for trunks that are free after it.
+    """
 
     round: int
     started_ns: int
@@ -537,6 +545,7 @@ class DraftTimes(msgspec.Struct, frozen=True, tag="times", array_like=True):
     finished_ns: int
     steps: int
     branches: int
+    free_blocks: int
 
 
 class DepthReady(msgspec.Struct, frozen=True, tag="depth", array_like=True):

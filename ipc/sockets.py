@@ -1,21 +1,31 @@
-"""ZeroMQ sockets as this project uses them: bounded, owner-only, never hanging at exit."""
+"""ZeroMQ sockets as this project uses them: bounded, private, never hanging at exit.
+
+A socket file is for its owner alone; tcp that other machines reach has CURVE keys or is refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import socket as unix
 import threading
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import zmq
+import zmq.asyncio
 
+from ipc import curve
+from ipc.curve import ClientKeys, KeyPair
 from ssd_pipe.errors import ResourceError
 
 DEFAULT_HWM = 4096  # messages
 DEFAULT_MAX_BYTES = 64 << 20
 _umask_lock = threading.Lock()
+_monitors = itertools.count(1)
 
 
 def context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -35,11 +45,41 @@ def make(
         linger_ms: how long ``close`` may go on delivering what is queued.
     """
     made = context().socket(kind)
-    made.setsockopt(zmq.LINGER, linger_ms)
-    made.setsockopt(zmq.SNDHWM, hwm)
-    made.setsockopt(zmq.RCVHWM, hwm)
-    made.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+    _bound(made, hwm, max_bytes, linger_ms)
     return made
+
+
+def make_async(
+    kind: int, *, hwm: int = DEFAULT_HWM, max_bytes: int = DEFAULT_MAX_BYTES, linger_ms: int = 0
+) -> zmq.asyncio.Socket:
+    """The same for asyncio.
+
+    Not a plain socket wrapped by ``zmq.asyncio.Socket.from_socket``: closing the wrapper leaves the
+    plain one with a handle that libzmq gives to the next socket, which its own end then closes.
+    """
+    made = _async_context().socket(kind)
+    _bound(made, hwm, max_bytes, linger_ms)
+    return made
+
+
+def watch(sock: zmq.Socket[Any], events: int) -> zmq.Socket[bytes]:
+    """A socket that tells ``events`` (zmq.EVENT_...) of ``sock``; end it with ``unwatch``."""
+    teller = context().socket(zmq.PAIR)
+    teller.connect(_monitored(sock, events))
+    return teller
+
+
+def watch_async(sock: zmq.Socket[Any], events: int) -> zmq.asyncio.Socket:
+    """The same for asyncio."""
+    teller = _async_context().socket(zmq.PAIR)
+    teller.connect(_monitored(sock, events))
+    return teller
+
+
+def unwatch(sock: zmq.Socket[Any], teller: zmq.Socket[Any]) -> None:
+    """Stop telling, and close the socket that tells."""
+    sock.disable_monitor()
+    teller.close(0)
 
 
 def bind(
@@ -49,15 +89,40 @@ def bind(
     hwm: int = DEFAULT_HWM,
     max_bytes: int = DEFAULT_MAX_BYTES,
     linger_ms: int = 0,
+    pair: KeyPair | None = None,
 ) -> zmq.Socket[bytes]:
-    """A bound socket; see ``make``. A socket file gets mode 0600.
+    """A bound socket; see ``make`` and ``bind_also``."""
+    sock = make(kind, hwm=hwm, max_bytes=max_bytes, linger_ms=linger_ms)
+    try:
+        bind_also(sock, endpoint, pair)
+    except ResourceError:
+        sock.close()
+        raise
+    return sock
 
-    Raises ResourceError naming the address if it is in use or not usable.
+
+def bind_also(
+    sock: zmq.Socket[Any], endpoint: str, pair: KeyPair | None = None, known_only: bool = False
+) -> None:
+    """Bind to one more address. A socket file gets mode 0600.
+
+    Args:
+        sock: the socket.
+        endpoint: the address.
+        pair: CURVE keys; from then on only clients with keys enter at new addresses of ``sock``.
+        known_only: those that an authenticator knows (``curve.KnownClients``).
+
+    Raises:
+        ResourceError: the address is in use or not usable, or other machines reach it and there
+            are no keys.
     """
+    if pair is not None:
+        curve.serve(sock, pair, known_only)
+    elif curve.is_exposed(endpoint):
+        raise ResourceError(f"{endpoint}: other machines reach it, and there are no CURVE keys")
     path = ipc_path(endpoint)
     if path is not None:
         _take_over_stale(path)
-    sock = make(kind, hwm=hwm, max_bytes=max_bytes, linger_ms=linger_ms)
     try:
         # The umask belongs to the whole process; it is stricter for a moment, never laxer.
         with _umask_lock:
@@ -67,9 +132,7 @@ def bind(
             finally:
                 os.umask(before)
     except zmq.ZMQError as error:
-        sock.close()
         raise ResourceError(f"{endpoint}: {_reason(error)}") from None
-    return sock
 
 
 def connect(
@@ -79,23 +142,54 @@ def connect(
     hwm: int = DEFAULT_HWM,
     max_bytes: int = DEFAULT_MAX_BYTES,
     linger_ms: int = 0,
+    keys: ClientKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """A connected socket; see ``make``. The peer may come later.
-
-    Raises ResourceError if the address is malformed.
-    """
+    """A connected socket; see ``make`` and ``connect_also``."""
     sock = make(kind, hwm=hwm, max_bytes=max_bytes, linger_ms=linger_ms)
+    try:
+        connect_also(sock, endpoint, keys)
+    except ResourceError:
+        sock.close()
+        raise
+    return sock
+
+
+def connect_also(sock: zmq.Socket[Any], endpoint: str, keys: ClientKeys | None = None) -> None:
+    """Connect to one more address, with CURVE keys if there are any. The peer may come later.
+
+    Raises ResourceError if the address is malformed, or on another machine and there are no keys.
+    """
+    if keys is not None:
+        curve.join(sock, keys)
+    elif curve.is_exposed(endpoint):
+        raise ResourceError(f"{endpoint}: on another machine, and there are no CURVE keys")
     try:
         sock.connect(endpoint)
     except zmq.ZMQError as error:
-        sock.close()
         raise ResourceError(f"{endpoint}: {_reason(error)}") from None
-    return sock
 
 
 def address(sock: zmq.Socket[bytes]) -> str:
     """Where a socket is bound, with the port the system chose."""
     return sock.getsockopt_string(zmq.LAST_ENDPOINT)
+
+
+@cache
+def _async_context() -> zmq.asyncio.Context:
+    return zmq.asyncio.Context.shadow(context().underlying)
+
+
+def _bound(sock: zmq.Socket[Any], hwm: int, max_bytes: int, linger_ms: int) -> None:
+    sock.setsockopt(zmq.LINGER, linger_ms)
+    sock.setsockopt(zmq.SNDHWM, hwm)
+    sock.setsockopt(zmq.RCVHWM, hwm)
+    sock.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+
+
+def _monitored(sock: zmq.Socket[Any], events: int) -> str:
+    address = f"inproc://monitor-{next(_monitors)}"
+    sock.monitor(address, events)
+    return address
 
 
 def ipc_path(endpoint: str) -> Path | None:

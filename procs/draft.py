@@ -86,7 +86,8 @@ class _Worker:
         block_size = config.cache.block_size
         trunk_blocks = kv_blocks(model, config, sizes, "draft")
         kv = model.make_kv(trunk_blocks + sizes.scratch_blocks, block_size)
-        blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
+        self.facts["draft_blocks"] = trunk_blocks
+        self._blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
         shape = (sizes.slots, sizes.branches, sizes.k)
         self._cache = SpeculationCache(
             create_or_open_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
@@ -106,7 +107,7 @@ class _Worker:
         self._speculator = Speculator(
             model,
             kv,
-            blocks,
+            self._blocks,
             trunk_blocks * block_size,
             self._cache,
             config.speculation,
@@ -224,8 +225,6 @@ class _Worker:
                     break
         following = following or self._waiting
         self._waiting = None
-        if not plan.rows and not plan.fresh:
-            return following
         times = DraftTimes(
             round=plan.round,
             started_ns=started,
@@ -235,7 +234,11 @@ class _Worker:
             finished_ns=time.monotonic_ns(),
             steps=len(depths),
             branches=self._speculator.branches,
+            free_blocks=self._blocks.num_free,
         )
+        self._notices.send(times)
+        if not plan.rows:
+            return following
         self._runtime.log.info(
             "draft",
             round=plan.round,
@@ -248,7 +251,6 @@ class _Worker:
             branches=times.branches,
             cut=following is not None,
         )
-        self._notices.send(times)
         return following
 
     def _last_call(self) -> DraftPlan | None:

@@ -41,6 +41,7 @@ class DraftPort:
         trouble: why the draft is not used, one line; empty while it is.
         losses: how often it has been given up.
         read: the last leased round that the scheduler has followed.
+        total_blocks, free_blocks: its KV blocks for trunks, as far as it has told.
     """
 
     def __init__(
@@ -57,12 +58,17 @@ class DraftPort:
         self._waiter = waiter
         self._times = times
         self.read = 0
+        self.total_blocks = self.free_blocks = 0
         self._plans: TypedSender[DraftPlan] = TypedSender.open(
             runtime, channels.DRAFT_PLANS, DraftPlan, capacity=sizes.plan_bytes
         )
         self._notices: TypedReceiver[DraftNotice] = TypedReceiver.open(
             runtime, channels.DRAFT_NOTICES, DraftNotice, spin_us=default_spin_us()
         )
+
+    def begin(self, total_blocks: int) -> None:
+        """The draft is ready and has so many KV blocks for trunks."""
+        self.total_blocks = self.free_blocks = total_blocks
 
     def map_cache(self) -> SpeculationCache:
         """The speculation cache, once the draft is ready and has made it."""
@@ -135,6 +141,7 @@ class DraftPort:
             if isinstance(notice, DraftTimes) and notice.round == self._question:
                 self._question = 0
                 self.trouble = ""
+                self.free_blocks = notice.free_blocks
                 if self.losses:
                     self._runtime.log.info("speculating again")
                 return
@@ -232,6 +239,7 @@ class DraftPort:
                 self._learn(planner, notice)
 
     def _learn(self, planner: RoundPlanner, times: DraftTimes) -> None:
+        self.free_blocks = times.free_blocks
         self._times.draft_busy_seconds += (times.finished_ns - times.started_ns) * 1e-9
         if times.steps:
             seconds = (times.tree_ns - times.glue_ns) * 1e-9 / times.steps

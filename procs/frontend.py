@@ -12,7 +12,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from ipc import sockets
+from ipc.curve import KnownClients
 from ipc.messages import (
     AbortRequest,
     AddRequest,
@@ -39,12 +39,15 @@ from ipc.messages import (
 )
 from models.config import ModelConfig
 from procs.client_port import ClientPort
+from procs.file_limit import allow_files
+from procs.intake import Intake
 from procs.open_request import OpenRequest
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import dimensions
-from ssd_pipe.endpoint import public_endpoint
+from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.hub import resolve
+from ssd_pipe.preflight import read_keys
 from ssd_pipe.text.answer import AnswerText
 from ssd_pipe.text.detokenizer import DetokenizerFactory
 from ssd_pipe.text.prepare import Prepared, Preparer
@@ -54,6 +57,7 @@ BEAT = 0.25  # seconds between signs of life
 SIGNALS = ("SIGTERM", "SIGINT")
 FAREWELL = 0.1  # seconds for clients to read why; libzmq drops what is unread at a disconnect
 STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state is given out
+MAX_FILES = 1 << 16  # a client is one
 
 Key = tuple[bytes, str]
 
@@ -75,6 +79,7 @@ class Group:
 
 def run(runtime: Runtime) -> None:
     """Body of the process "frontend"."""
+    allow_files(MAX_FILES)
     folder = resolve(runtime.config.target.model)
     sizes = dimensions(runtime.config)
     tokenizer = Tokenizer.load(folder)
@@ -87,7 +92,7 @@ def run(runtime: Runtime) -> None:
 
 
 class Frontend:
-    """The process's state; everything but ``_pool``'s work happens on the event loop."""
+    """The process's state; everything but long preparations happens on the event loop."""
 
     def __init__(
         self,
@@ -98,7 +103,7 @@ class Frontend:
     ) -> None:
         self._runtime = runtime
         self._config = runtime.config
-        self._preparer = preparer
+        self._intake = Intake(preparer, runtime.log, runtime.config.scheduler.max_waiting)
         self._detokenizers = detokenizers
         self._max_model_len = max_model_len
         self._open: dict[int, OpenRequest] = {}
@@ -109,7 +114,6 @@ class Frontend:
         self._stats_at = 0.0
         self._stats_coming: asyncio.Future[SchedulerStats] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(1, "tokenize")
         self._encoder = msgspec.msgpack.Encoder()
         self._port: ClientPort
         self._requests: zmq.asyncio.Socket
@@ -124,7 +128,6 @@ class Frontend:
         stopping = asyncio.Event()
         loop.add_reader(self._runtime.stopping.fileno(), stopping.set)
         with self._sockets():
-            self._runtime.log.info("listening", endpoint=self._port.endpoint)
             parts = [
                 asyncio.create_task(part)
                 for part in (self._read_clients(), self._read_scheduler(), self._beat())
@@ -145,21 +148,30 @@ class Frontend:
     def _sockets(self) -> Iterator[None]:
         rundir = self._runtime.rundir
         with contextlib.ExitStack() as stack:
-            stack.callback(self._pool.shutdown, wait=False, cancel_futures=True)
+            stack.callback(self._intake.close)
 
             def connected(kind: int, name: str) -> zmq.asyncio.Socket:
-                plain = sockets.connect(kind, rundir.endpoint(name), hwm=0)
-                stack.callback(plain.close)
-                socket = zmq.asyncio.Socket.from_socket(plain)
+                socket = sockets.make_async(kind, hwm=0)
                 stack.callback(socket.close)
+                sockets.connect_also(socket, rundir.endpoint(name))
                 return socket
 
             self._requests = connected(zmq.PUSH, "requests")
             self._tokens = connected(zmq.PULL, "tokens")
-            endpoint = public_endpoint(self._config.run, rundir)
+            endpoint = local_endpoint(rundir)
             self._port = ClientPort(endpoint, self._client_gone, self._counters)
             stack.callback(self._port.close)
+            endpoints = [endpoint, *self._open_to_others()]
+            self._runtime.log.info("listening", endpoints=endpoints)
             yield
+
+    def _open_to_others(self) -> list[str]:
+        run = self._config.run
+        if not run.endpoint:
+            return []
+        known = KnownClients(run.curve_clients) if run.curve_clients else None
+        self._port.open_to_others(run.endpoint, read_keys(run), known)
+        return [run.endpoint]
 
     # ------------------------------------------------------------ loops
 
@@ -211,18 +223,17 @@ class Frontend:
             return
         self._counters["requests"] += 1
         self._groups[key] = group = Group(submit.params.n)
-        if self._preparer.is_long(submit):
+        if self._intake.is_long(submit):
             self._spawn(self._submit_long(key, group, submit, arrived))
             return
         try:
-            self._add(key, group, submit, self._preparer.prepare(submit), arrived)
+            self._add(key, group, submit, self._intake.now(submit), arrived)
         except RequestError as error:
             self._refuse_key(key, error)
 
     async def _submit_long(self, key: Key, group: Group, submit: Submit, arrived: int) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            prepared = await loop.run_in_executor(self._pool, self._preparer.prepare, submit)
+            prepared = await self._intake.later(submit)
         except RequestError as error:
             if self._groups.get(key) is group:
                 self._refuse_key(key, error)

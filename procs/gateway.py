@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 import uvloop
 
+from procs.file_limit import allow_files
 from procs.http.app import api_key, build
 from procs.http.service import Service
 from procs.runtime import Runtime
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.dimensions import dimensions
-from ssd_pipe.endpoint import public_endpoint
+from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.gateway_address import BACKLOG, address, inherit_or_listen
 
 BEAT = 0.25  # seconds between signs of life
@@ -35,7 +35,7 @@ def run(runtime: Runtime) -> None:
     """Body of the process "gateway". Raises ResourceError if the port cannot be had."""
     with inherit_or_listen(runtime.config.gateway) as listener:
         max_model_len = dimensions(runtime.config).max_model_len
-        _allow_files(runtime.config.gateway.max_connections + SPARE_FILES)
+        allow_files(runtime.config.gateway.max_connections + SPARE_FILES)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(runtime, listener, max_model_len))
 
@@ -54,7 +54,7 @@ async def _serve(runtime: Runtime, listener: socket.socket, max_model_len: int) 
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_reader(runtime.stopping.fileno(), stopping.set)
-    endpoint = public_endpoint(config.run, runtime.rundir)
+    endpoint = local_endpoint(runtime.rundir)
     async with AsyncClient(endpoint, timeout=max(5.0, config.run.beat_timeout)) as client:
         service = Service(client, config, max_model_len, runtime.log)
         server = _server(service)
@@ -105,10 +105,3 @@ async def _beat(runtime: Runtime, port: int) -> None:
     while True:
         runtime.alive()
         await asyncio.sleep(BEAT)
-
-
-def _allow_files(wanted: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

@@ -39,7 +39,11 @@ from ssd_pipe.errors import PeerLost
 
 
 class Hub:
-    """A context manager; leaving it tells every process to shut down."""
+    """A context manager; leaving it tells every process to shut down.
+
+    Attributes:
+        bad_messages: how many messages came that were none; they are dropped.
+    """
 
     def __init__(self, runtime: Runtime, endpoint: str = "") -> None:
         """Bind and start listening.
@@ -51,6 +55,7 @@ class Hub:
         Raises:
             ResourceError: an address is in use.
         """
+        self.bad_messages = 0
         self._runtime = runtime
         self._roster = Roster(expected_names(runtime.config), runtime.config, runtime.log)
         self._by_route: dict[bytes, Peer] = {}
@@ -176,10 +181,12 @@ class Hub:
             except zmq.Again:
                 return
             except ValueError:
-                continue  # not one of our messages: a frame too many or too few
+                self.bad_messages += 1  # a frame too many or too few
+                continue
             try:
                 message = self._decoder.decode(frame.bytes)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                self.bad_messages += 1
                 continue
             if isinstance(message, Hello):
                 self._hello(sock, route.bytes, message, local_pid(frame))

@@ -72,7 +72,7 @@ class HubLink:
         self._decoder = msgspec.msgpack.Decoder(HubMessage)
         self._socket = sockets.make(zmq.DEALER, max_bytes=MAX_MESSAGE, linger_ms=FLUSH_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(endpoint)
+        sockets.connect_also(self._socket, endpoint)
         self._hello = Hello(name=name, pid=os.getpid(), config_digest=config_digest)
         self._post(self._hello)
         self._last_heard = time.monotonic()

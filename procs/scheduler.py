@@ -63,6 +63,8 @@ def run(runtime: Runtime) -> None:
         draft = DraftPort(runtime, sizes, waiter, times) if config.speculative else None
         facts = hub.wait_ready(config.run.ready_timeout)
         blocks = min(f["num_blocks"] for f in facts.values() if "num_blocks" in f)
+        if draft is not None:
+            draft.begin(facts.get("draft", {}).get("draft_blocks", 0))
         cache = draft.map_cache() if draft is not None and config.mode == "ssd" else None
         scheduler = _scheduler(config, sizes, blocks)
         planner = RoundPlanner(config.mode, config.speculation, cache)
@@ -458,10 +460,15 @@ class _Loop:
             "preemptions": scheduler.preemptions,
             "finished_requests": self._finished_requests,
             "output_tokens": self._output_tokens,
+            "hub_bad_messages": self._hub.bad_messages,
         }
         if self._draft is not None:
             values["degraded"] = float(bool(self._draft.trouble))
             values["draft_losses"] = self._draft.losses
+            if self._planner.drafting:
+                self._draft.drain(self._planner)
+            values["draft_free_blocks"] = self._draft.free_blocks
+            values["draft_total_blocks"] = self._draft.total_blocks
         totals = msgspec.structs.asdict(self._times) | msgspec.structs.asdict(
             self._planner.counters
         )

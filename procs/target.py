@@ -6,6 +6,7 @@ Takes step plans from the scheduler, runs them, and (rank 0) answers with the ou
 from __future__ import annotations
 
 import time
+import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -159,6 +160,10 @@ def _execute(verifier: Verifier, plan: StepPlan) -> StepResult:
 
 
 def _log(plan: StepPlan, result: StepResult, runtime: Runtime) -> None:
+    ranks = {}
+    if runtime.config.target.tp > 1:  # tells whether all ranks were fed the same tokens
+        fed = [(row.slot, row.start, row.tokens) for row in plan.rows]
+        ranks["fed"] = zlib.crc32(repr(fed).encode())
     runtime.log.info(
         "verify",
         step=plan.step,
@@ -167,6 +172,7 @@ def _log(plan: StepPlan, result: StepResult, runtime: Runtime) -> None:
         end=result.finished_ns,
         rows=len(plan.rows),
         tokens=sum(len(row.tokens) for row in plan.rows),
+        **ranks,
     )
 
 

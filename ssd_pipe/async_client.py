@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from ipc import sockets
 from ipc.messages import (
@@ -24,11 +25,17 @@ from ipc.messages import (
     Submit,
 )
 from ssd_pipe.async_stream import AsyncStream, Result
-from ssd_pipe.endpoint import MAX_MESSAGE, find_endpoint
+from ssd_pipe.endpoint import CLIENT_KEY, MAX_MESSAGE, SERVER_KEY, find_endpoint, find_keys
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError, SsdPipeError
 from ssd_pipe.params import SamplingParams
 
 CONNECT_TIMEOUT = 5.0  # seconds
+_LINK_EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 Messages = Sequence[ChatMessage | Mapping[str, str]]
 
 
@@ -41,8 +48,12 @@ class AsyncClient:
         timeout: seconds of silence, questions unanswered, after which waiting requests fail
             with PeerLost.
         shm_dir: where run directories are, if not in /dev/shm.
+        server_key: the pipeline's public key, if it asks for CURVE keys: a certificate, or the key
+            itself. Empty = $SSD_SERVER_KEY.
+        client_key: this client's secret certificate. Empty = $SSD_CLIENT_KEY, or a fresh pair,
+            which a pipeline that knows its clients refuses.
 
-    Raises ResourceError if no pipeline is found.
+    Raises ResourceError if no pipeline is found, or a key is missing or not usable.
     """
 
     def __init__(
@@ -51,8 +62,11 @@ class AsyncClient:
         run: str | None = None,
         timeout: float = 30.0,
         shm_dir: str = "",
+        server_key: str = "",
+        client_key: str = "",
     ) -> None:
         self.endpoint = find_endpoint(endpoint, run, shm_dir)
+        self._keys = find_keys(self.endpoint, server_key, client_key)
         self._timeout = timeout
         self._numbers = itertools.count(1)
         self._queues: dict[str, asyncio.Queue[ServerMessage | SsdPipeError]] = {}
@@ -154,10 +168,8 @@ class AsyncClient:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._raw.disable_monitor()
-        self._monitor.close(0)
+        sockets.unwatch(self._socket, self._monitor)
         self._socket.close()
-        self._raw.close(500)
 
     async def __aenter__(self) -> AsyncClient:
         self._open()
@@ -174,24 +186,21 @@ class AsyncClient:
             raise PeerLost("the client is closed")
         if self._loop is not None:
             return
-        self._raw = sockets.make(zmq.DEALER, hwm=0, linger_ms=500)
+        self._socket = sockets.make_async(zmq.DEALER, hwm=0, linger_ms=500)
         # Only a connection that stands takes messages: none goes to another pipeline later.
-        self._raw.setsockopt(zmq.IMMEDIATE, 1)
-        self._raw.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._raw.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        self._raw.setsockopt(zmq.HEARTBEAT_TIMEOUT, 8000)
-        self._raw.setsockopt(zmq.HEARTBEAT_TTL, 8000)  # the pipeline notices a dead client
-        monitor = self._raw.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 8000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TTL, 8000)  # the pipeline notices a dead client
+        self._monitor = sockets.watch_async(self._socket, _LINK_EVENTS)
         try:
-            self._raw.connect(self.endpoint)
-        except zmq.ZMQError as error:
-            self._raw.disable_monitor()
-            monitor.close(0)
-            self._raw.close(0)
-            raise ResourceError(f"{self.endpoint}: {error.strerror}") from None
+            sockets.connect_also(self._socket, self.endpoint, self._keys)
+        except ResourceError:
+            sockets.unwatch(self._socket, self._monitor)
+            self._socket.close(0)
+            raise
         self._loop = asyncio.get_running_loop()
-        self._monitor = zmq.asyncio.Socket.from_socket(monitor)
-        self._socket = zmq.asyncio.Socket.from_socket(self._raw)
         for work in (self._read(), self._watch_link(), self._watch_silence()):
             self._spawn(work)
 
@@ -210,11 +219,23 @@ class AsyncClient:
 
     async def _watch_link(self) -> None:
         while True:
-            frames = await self._monitor.recv_multipart()
-            del frames
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event != zmq.EVENT_DISCONNECTED:
+                self._fail_all(self._refused(event))
+                continue
             while await self._socket.poll(0):  # answers that came before the end still count
                 await asyncio.sleep(0)
             self._fail_all(PeerLost(f"the pipeline at {self.endpoint} has gone"))
+
+    def _refused(self, event: int) -> SsdPipeError:
+        """What the failure of a handshake means."""
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            reason = f"does not know this client; its key is ${CLIENT_KEY} or --client-key"
+        elif self._keys is None:
+            reason = f"asks for keys (${SERVER_KEY} or --server-key), or is none"
+        else:
+            reason = f"has another key than ${SERVER_KEY} or --server-key says, or none"
+        return RequestError(401, f"the pipeline at {self.endpoint} {reason}")
 
     async def _watch_silence(self) -> None:
         """While somebody waits: ask when it is quiet, give up after ``timeout``."""

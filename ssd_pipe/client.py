@@ -75,8 +75,10 @@ class Client:
         run: str | None = None,
         timeout: float = 30.0,
         shm_dir: str = "",
+        server_key: str = "",
+        client_key: str = "",
     ) -> None:
-        self._client = AsyncClient(endpoint, run, timeout, shm_dir)
+        self._client = AsyncClient(endpoint, run, timeout, shm_dir, server_key, client_key)
         self.endpoint = self._client.endpoint
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="ssd-client", daemon=True)

@@ -161,7 +161,11 @@ class RunSection(Section, frozen=True, kw_only=True):
         name: the run's name; empty = a fresh unique one.
         shm_dir: file system of the run directory (sockets, doorbells, shared memory).
         log_dir: parent of this run's log folder; empty = the user's state folder.
-        endpoint: public ZeroMQ address; empty = a socket in the run directory.
+        endpoint: public ZeroMQ address, besides the socket in the run directory; empty = none.
+        curve_secret_key: secret certificate (``ssd-pipe keys``) that clients of a tcp endpoint
+            must know the public part of; needed where other machines reach the endpoint.
+        curve_clients: folder of the certificates of the clients that may use that endpoint;
+            empty = all who know the public key.
         transport: "auto" probes; "shm" or "zmq" forces one for the hot path.
         cpus: cores of the processes that do no arithmetic; empty = see threads.process_cores.
         ready_timeout: seconds the group may take to become ready.
@@ -183,6 +187,8 @@ class RunSection(Section, frozen=True, kw_only=True):
     log_dir: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     endpoint: str = ""
+    curve_secret_key: str = ""
+    curve_clients: str = ""
     transport: Literal["auto", "shm", "zmq"] = "auto"
     cpus: list[int] = []
     ready_timeout: float = 300.0

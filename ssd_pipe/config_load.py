@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ipc.curve import is_exposed
 from ssd_pipe.config import FanOut, PipelineConfig, config_from_mapping
 from ssd_pipe.errors import ConfigError
 
@@ -97,6 +98,13 @@ def check_combination(config: PipelineConfig) -> None:
         _check_device(f"{name}.device", section.device)
     if endpoint:
         _check_endpoint(endpoint)
+    if config.run.curve_clients and not config.run.curve_secret_key:
+        raise ConfigError("run.curve_secret_key", "needed with run.curve_clients")
+    if endpoint and is_exposed(endpoint) and not config.run.curve_secret_key:
+        raise ConfigError(
+            "run.curve_secret_key",
+            f"needed, other machines reach {endpoint}; make a pair with: ssd-pipe keys server",
+        )
 
 
 def _check_device(field: str, device: str) -> None:

@@ -1,26 +1,30 @@
-"""Where a run's public ZeroMQ endpoint is, for the frontend that binds it and for clients."""
+"""Where clients find a run's ZeroMQ endpoint, and the keys they need for it.
+
+The frontend always listens on a socket in the run directory, for this user's processes on this
+machine, and besides on ``run.endpoint`` if there is one.
+"""
 
 from __future__ import annotations
 
 import os
 
-import msgspec
-
+from ipc import curve
 from ipc.rundir import RunDir, find_run
-from ssd_pipe.config import PipelineConfig, RunSection
+from ssd_pipe.config import RunSection
 from ssd_pipe.errors import ResourceError
 
 PUBLIC_SOCKET = "public"
 MAX_MESSAGE = 8 << 20  # bytes of one message from a client
+SERVER_KEY, CLIENT_KEY = "SSD_SERVER_KEY", "SSD_CLIENT_KEY"
 
 
-def public_endpoint(run: RunSection, run_dir: RunDir) -> str:
-    """The configured address, or the socket in the run directory."""
-    return run.endpoint or run_dir.endpoint(PUBLIC_SOCKET)
+def local_endpoint(run_dir: RunDir) -> str:
+    """The socket in the run directory."""
+    return run_dir.endpoint(PUBLIC_SOCKET)
 
 
 def find_endpoint(endpoint: str | None = None, run: str | None = None, shm_dir: str = "") -> str:
-    """Public address of a running pipeline.
+    """Address of a running pipeline.
 
     In this order: ``endpoint``; the run named ``run``; $SSD_ENDPOINT; the only live run of this
     user under ``shm_dir`` (default /dev/shm). Raises ResourceError if that gives none.
@@ -36,10 +40,23 @@ def find_endpoint(endpoint: str | None = None, run: str | None = None, shm_dir: 
             f"no pipeline to talk to: {error}; start one: ssd-pipe up, or say where it is: "
             "--shm-dir (its run.shm_dir) or --endpoint"
         ) from None
-    try:
-        config = msgspec.json.decode((path / "config.json").read_bytes(), type=PipelineConfig)
-    except OSError:
-        return f"ipc://{path / f'{PUBLIC_SOCKET}.sock'}"  # nobody has written it yet
-    except msgspec.MsgspecError as error:
-        raise ResourceError(f"{path / 'config.json'}: not readable: {error}") from None
-    return config.run.endpoint or f"ipc://{path / f'{PUBLIC_SOCKET}.sock'}"
+    return f"ipc://{path / f'{PUBLIC_SOCKET}.sock'}"
+
+
+def find_keys(endpoint: str, server_key: str = "", client_key: str = "") -> curve.ClientKeys | None:
+    """CURVE keys for talking to ``endpoint``: those given, else $SSD_SERVER_KEY, $SSD_CLIENT_KEY.
+
+    None where none are given and none are needed; socket files never need any. See
+    ``curve.client_keys``. Raises ResourceError if a key cannot be used or one is missing.
+    """
+    if endpoint.startswith("ipc:"):
+        return None
+    server_key = server_key or os.environ.get(SERVER_KEY, "")
+    client_key = client_key or os.environ.get(CLIENT_KEY, "")
+    if server_key:
+        return curve.client_keys(server_key, client_key)
+    if client_key or curve.is_exposed(endpoint):
+        raise ResourceError(
+            f"{endpoint}: the pipeline's public key is needed: --server-key or ${SERVER_KEY}"
+        )
+    return None

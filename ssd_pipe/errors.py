@@ -27,8 +27,9 @@ class RequestError(SsdPipeError):
     """A request cannot be served. Never affects another request.
 
     Attributes:
-        code: HTTP-style class of the error: 400 invalid, 413 too large, 429 queue full,
-            499 cancelled, 503 not available, 504 deadline passed.
+        code: HTTP-style class of the error: 400 invalid, 401 key refused, 413 too large,
+            429 queue full, 499 cancelled, 500 a fault of ours, 503 not available, 504 deadline
+            passed.
         field: the request field at fault, empty if none is.
     """
 

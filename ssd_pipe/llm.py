@@ -80,8 +80,8 @@ class LLM:
                 self, self._process.stop, config.run.grace + STOP_MARGIN
             )
             try:
-                endpoint = self._wait_ready(Path(scratch) / "ready.json")
-                self._client = Client(endpoint, timeout=timeout)
+                run = self._wait_ready(Path(scratch) / "ready.json")
+                self._client = Client(run=run, shm_dir=config.run.shm_dir, timeout=timeout)
             except BaseException:
                 self._finalizer()
                 raise
@@ -164,7 +164,7 @@ class LLM:
         self.close()
 
     def _wait_ready(self, ready_file: Path) -> str:
-        """Until the pipeline says that it is ready; returns its endpoint."""
+        """Until the pipeline says that it is ready; returns its run's name."""
         deadline = time.monotonic() + self.config.run.ready_timeout + PULL_TIMEOUT
         while not ready_file.exists():
             if not self._process.running:
@@ -173,7 +173,7 @@ class LLM:
                 raise self._explain(PeerLost("the pipeline did not become ready in time"))
             time.sleep(POLL)
         facts = msgspec.json.decode(ready_file.read_bytes(), type=dict[str, Any])
-        return str(facts["endpoint"])
+        return str(facts["run"])
 
     def _explain(self, error: PeerLost | RequestError) -> PeerLost | RequestError:
         """The error with what the pipeline said last, if it is the pipeline's own end."""

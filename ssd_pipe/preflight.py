@@ -10,7 +10,8 @@ from typing import Any
 import zmq
 
 from ipc import sockets
-from ssd_pipe.config import PipelineConfig, load_format
+from ipc.curve import KeyPair, KnownClients, load_pair
+from ssd_pipe.config import PipelineConfig, RunSection, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.errors import ModelError, ResourceError
 from ssd_pipe.hub import resolve
@@ -56,12 +57,28 @@ def tokenizer_mismatch(config: PipelineConfig) -> str:
     )
 
 
-def check_endpoint_free(endpoint: str) -> None:
-    """Raise ResourceError if somebody listens at ``endpoint`` or it cannot be bound here."""
+def check_endpoint(run: RunSection) -> None:
+    """Raise ResourceError if the public endpoint cannot be bound here, or a key is not usable."""
+    if not run.endpoint:
+        return
+    pair = read_keys(run)
     try:
-        sockets.bind(zmq.ROUTER, endpoint).close(0)
+        sockets.bind(zmq.ROUTER, run.endpoint, pair=pair).close(0)
     except ResourceError as error:
         raise ResourceError(f"run.endpoint: {error}") from None
+
+
+def read_keys(run: RunSection) -> KeyPair | None:
+    """The public endpoint's keys, None if it has none. Raises ResourceError naming the setting."""
+    field = "curve_secret_key"
+    try:
+        pair = load_pair(run.curve_secret_key) if run.curve_secret_key else None
+        field = "curve_clients"
+        if run.curve_clients:
+            KnownClients(run.curve_clients)
+    except ResourceError as error:
+        raise ResourceError(f"run.{field}: {error}") from None
+    return pair
 
 
 def weight_files(folder: Path) -> list[Path]:

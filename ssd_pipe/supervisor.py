@@ -23,7 +23,7 @@ from ipc.messages import ProcessState
 from ipc.rundir import RunDir
 from ssd_pipe import preflight
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.endpoint import public_endpoint
+from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
 from ssd_pipe.footprint import shared_bytes
 from ssd_pipe.gateway_address import address, listen
@@ -65,7 +65,7 @@ class Supervisor:
         failure: which process failed and why, one line; empty while nothing has, and again when
             the group is restarted.
         restarts: how often the whole group has been restarted.
-        endpoint: public ZeroMQ address, after ``start``.
+        endpoint: ZeroMQ address for clients on this machine, after ``start``.
         log_dir: folder of this run's logs, after ``start``.
     """
 
@@ -102,8 +102,7 @@ class Supervisor:
             raise SsdPipeError("a supervisor starts once")
         check_cpus(self.config)
         sizes = preflight.check_models(self.config)
-        if self.config.run.endpoint:
-            preflight.check_endpoint_free(self.config.run.endpoint)
+        preflight.check_endpoint(self.config.run)
         run = self.config.run
         needed = shared_bytes(self.config, sizes.vocab_size, sizes.max_model_len)
         with contextlib.ExitStack() as held:
@@ -179,7 +178,7 @@ class Supervisor:
     def _enter(self, run_dir: RunDir) -> None:
         run = msgspec.structs.replace(self.config.run, name=run_dir.name)
         self.config = msgspec.structs.replace(self.config, run=run)
-        self.endpoint = public_endpoint(run, run_dir)
+        self.endpoint = local_endpoint(run_dir)
         self.log_dir = log_folder(run.log_dir, run.name)
         self._sink.open_file(self.log_dir / "supervisor.jsonl")
         _write_atomically(run_dir.config, msgspec.json.encode(self.config))
@@ -222,7 +221,8 @@ class Supervisor:
 
     def _announce(self, processes: tuple[ProcessState, ...]) -> None:
         self.state = GroupState.READY
-        facts = {"run": self.config.run.name, "endpoint": self.endpoint}
+        run = self.config.run
+        facts = {"run": run.name, "endpoint": run.endpoint or self.endpoint}
         for process in processes:
             if process.port:
                 facts["http"] = address(self.config.gateway, process.port)

@@ -95,7 +95,7 @@ class Peer:
 class Pipeline:
     """Run directory, frontend thread and scheduler peer of one test."""
 
-    def __init__(self, tmp_path, endpoint=""):
+    def __init__(self, tmp_path, endpoint="", **run):
         folder = tmp_path / "model"
         folder.mkdir()
         shm = tmp_path / "s"  # socket paths are short
@@ -105,7 +105,7 @@ class Pipeline:
             {
                 "mode": "ar",
                 "target": {"model": str(model_folder(folder))},
-                "run": {"shm_dir": self.shm_dir, "endpoint": endpoint},
+                "run": {"shm_dir": self.shm_dir, "endpoint": endpoint} | run,
             }
         )
         self.rundir = RunDir.create(self.shm_dir, "t")
@@ -138,8 +138,8 @@ class Pipeline:
 
 
 @contextlib.contextmanager
-def pipeline(tmp_path, endpoint=""):
-    made = Pipeline(tmp_path, endpoint)
+def pipeline(tmp_path, endpoint="", **run):
+    made = Pipeline(tmp_path, endpoint, **run)
     try:
         yield made
     finally:

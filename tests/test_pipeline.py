@@ -103,7 +103,7 @@ def pipeline(
     )
     try:
         facts = wait_for(ready, process)
-        with Client(endpoint=facts["endpoint"]) as client:
+        with Client(run=facts["run"], shm_dir=str(shm_dir)) as client:
             yield Pipeline(process, facts, client)
     finally:
         process.send_signal(signal.SIGTERM)

@@ -18,6 +18,7 @@ GAUGES = {
     "vllm:num_requests_running": ("running", "Requests that are running."),
     "vllm:num_requests_waiting": ("waiting", "Requests that wait to be admitted."),
     "ssd_pipe:free_blocks": ("free_blocks", "Free KV blocks of the target."),
+    "ssd_pipe:draft_free_blocks": ("draft_free_blocks", "Free KV blocks of the draft."),
     "ssd_pipe:open_requests": ("frontend_open_requests", "Requests the frontend holds."),
     "ssd_pipe:degraded": ("degraded", "1 while the pipeline serves without its draft."),
 }
@@ -36,7 +37,12 @@ COUNTERS = {
     "ssd_pipe:timed_out_requests": ("frontend_timed_out", "Requests that ran out of time."),
     "ssd_pipe:steps": ("steps", "Forward passes of the target."),
     "ssd_pipe:tokens_fed": ("tokens_fed", "Tokens fed to the target."),
-    "ssd_pipe:bad_messages": ("frontend_bad_messages", "Unreadable messages of clients."),
+    "ssd_pipe:bad_messages": ("frontend_bad_messages", "Messages of clients that are none."),
+    "ssd_pipe:failed_handshakes": (
+        "frontend_failed_handshakes",
+        "Connections that did not speak the protocol or had no right key.",
+    ),
+    "ssd_pipe:hub_bad_messages": ("hub_bad_messages", "Messages between processes that are none."),
     "ssd_pipe:rejected_requests": ("frontend_rejected", "Requests that were refused."),
     "ssd_pipe:lost_clients": ("frontend_lost_clients", "Clients that left with open requests."),
 }

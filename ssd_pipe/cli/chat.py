@@ -11,9 +11,9 @@ from typing import Annotated, Protocol
 import typer
 
 from ipc.messages import ChatMessage
-from ssd_pipe.cli.connect import connect
+from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.line_input import read_message
-from ssd_pipe.cli.options import Endpoint, RunName, ShmDir, sampling_options
+from ssd_pipe.cli.options import sampling_options
 from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
 from ssd_pipe.cli.talk import AnswerStream, Metrics, System, print_metrics, show
 from ssd_pipe.errors import ConfigError, RequestError
@@ -34,11 +34,10 @@ class Server(Protocol):
 
 
 @sampling_options
+@place_options
 def chat(
     params: SamplingParams,
-    run: RunName = "",
-    endpoint: Endpoint = "",
-    shm_dir: ShmDir = "",
+    place: Place,
     system: System = "",
     metrics: Metrics = False,
     show_speculation: Annotated[
@@ -56,7 +55,7 @@ def chat(
     ] = "",
 ) -> None:
     """Talk with a running pipeline. Ctrl-C stops an answer; /help lists the commands."""
-    if url and (run or endpoint or shm_dir):
+    if url and place:
         raise ConfigError("--url", "names a server, --run, --endpoint and --shm-dir a pipeline")
     if url and show_speculation:
         raise ConfigError("--show-speculation", "a server at --url does not tell; use --run")
@@ -65,15 +64,13 @@ def chat(
     colours = show_speculation and colours_wanted()
     if colours:
         print(legend(), file=sys.stderr)
-    with _server(run, endpoint, shm_dir, url, model, api_key) as server:
+    with _server(place, url, model, api_key) as server:
         Conversation(server, params, system, metrics, colours).run()
 
 
-def _server(
-    run: str, endpoint: str, shm_dir: str, url: str, model: str, api_key: str
-) -> AbstractContextManager[Server]:
+def _server(place: Place, url: str, model: str, api_key: str) -> AbstractContextManager[Server]:
     if not url:
-        return connect(run, endpoint, shm_dir)
+        return place.connect()
     from ssd_pipe.openai_server import OpenAIServer
 
     keys = (api_key, os.environ.get("SSD_API_KEY"), os.environ.get("OPENAI_API_KEY"))

@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from ssd_pipe.cli.expand import expand, option
 
 if TYPE_CHECKING:
     from ssd_pipe.client import Client
 
 
-def connect(run: str, endpoint: str, shm_dir: str = "", timeout: float = 30.0) -> Client:
-    """A client of the pipeline that ``--run`` or ``--endpoint`` names, or of the only one.
+class Place(msgspec.Struct, frozen=True):
+    """Which pipeline the command line names; empty fields say nothing."""
 
-    Runs are looked for under ``shm_dir``, empty for the default. ``timeout`` is the client's.
+    run: str = ""
+    endpoint: str = ""
+    shm_dir: str = ""
+    server_key: str = ""
+    client_key: str = ""
 
-    Raises ResourceError if there is none.
-    """
-    from ssd_pipe.client import Client
+    def __bool__(self) -> bool:
+        """Whether it names one."""
+        return any(msgspec.structs.astuple(self))
 
-    return Client(endpoint or None, run or None, timeout, shm_dir)
+    def connect(self, timeout: float = 30.0) -> Client:
+        """A client of that pipeline, or of the only one. ``timeout`` is the client's.
+
+        Raises ResourceError if there is none, or a key is missing or not usable.
+        """
+        from ssd_pipe.client import Client
+
+        return Client(
+            self.endpoint or None,
+            self.run or None,
+            timeout,
+            shm_dir=self.shm_dir,
+            server_key=self.server_key,
+            client_key=self.client_key,
+        )
+
+
+def _text(flag: str, text: str) -> Any:
+    return Annotated[str, typer.Option(flag, help=text)]
+
+
+place_options = expand(
+    "place",
+    [
+        option("run", _text("--run", "name of a running pipeline"), ""),
+        option("endpoint", _text("--endpoint", "address of a running pipeline"), ""),
+        option("shm_dir", _text("--shm-dir", "its run.shm_dir, if not /dev/shm"), ""),
+        option("server_key", _text("--server-key", "its public key, or SSD_SERVER_KEY"), ""),
+        option(
+            "client_key", _text("--client-key", "own secret certificate, or SSD_CLIENT_KEY"), ""
+        ),
+    ],
+    lambda values: Place(**values),
+)
+"""Gives a command the options that say which pipeline it talks to, as ``place: Place``."""

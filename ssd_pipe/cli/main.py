@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ssd_pipe.cli import bench, chat, doctor, pipeline, pull, status, talk, top, trace
+from ssd_pipe.cli import bench, chat, doctor, keys, pipeline, pull, status, talk, top, trace
 from ssd_pipe.errors import ConfigError, SsdPipeError
 
 USAGE_STATUS, FAILED_STATUS, INTERRUPTED_STATUS = 2, 1, 130
@@ -32,6 +32,7 @@ app.command("pull")(pull.pull)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("trace")(trace.trace)
+app.command("keys")(keys.keys)
 app.command("doctor")(doctor.doctor)
 app.command("bench", context_settings=bench.PASS_THROUGH, add_help_option=False)(bench.bench)
 

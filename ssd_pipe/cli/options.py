@@ -47,6 +47,8 @@ SETTINGS = (
     Setting("--draft", "draft.model", str, "draft model, likewise"),
     Setting("--run", "run.name", str, "name of the run"),
     Setting("--endpoint", "run.endpoint", str, "public ZeroMQ address, tcp:// or ipc://"),
+    Setting("--curve-secret-key", "run.curve_secret_key", str, "secret certificate of --endpoint"),
+    Setting("--curve-clients", "run.curve_clients", str, "folder of the clients it lets in"),
     Setting("--max-num-seqs", "scheduler.max_num_seqs", int, "sequences running at once"),
     Setting("--max-model-len", "scheduler.max_model_len", int, "prompt + output tokens"),
     Setting("--http", "gateway.enabled", bool, "with an OpenAI-compatible HTTP gateway"),
@@ -136,7 +138,3 @@ sampling_options = expand(
     _params,
 )
 """Gives a command the sampling options, as ``params: SamplingParams``."""
-
-RunName = Annotated[str, typer.Option("--run", help="name of a running pipeline")]
-Endpoint = Annotated[str, typer.Option("--endpoint", help="address of a running pipeline")]
-ShmDir = Annotated[str, typer.Option("--shm-dir", help="its run.shm_dir, if not /dev/shm")]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ssd_pipe.cli.options import Endpoint, RunName, ShmDir
+from ssd_pipe.cli.connect import Place, place_options
 
 if TYPE_CHECKING:
     from ipc.messages import StatusReply
 
 
-def status(run: RunName = "", endpoint: Endpoint = "", shm_dir: ShmDir = "") -> None:
+@place_options
+def status(place: Place) -> None:
     """Show a running pipeline: its processes, requests and counters."""
-    from ssd_pipe.cli.connect import connect
-
-    with connect(run, endpoint, shm_dir) as client:
+    with place.connect() as client:
         print_status(client.status())
 
 

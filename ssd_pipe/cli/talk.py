@@ -9,8 +9,8 @@ from typing import Annotated, Protocol
 import typer
 
 from ipc.messages import ChatMessage, Chunk, RequestMetrics
-from ssd_pipe.cli.connect import connect
-from ssd_pipe.cli.options import Endpoint, RunName, ShmDir, sampling_options
+from ssd_pipe.cli.connect import Place, place_options
+from ssd_pipe.cli.options import sampling_options
 from ssd_pipe.errors import SsdPipeError
 from ssd_pipe.params import SamplingParams
 
@@ -30,19 +30,18 @@ class AnswerStream(Protocol):
 
 
 @sampling_options
+@place_options
 def generate(
     params: SamplingParams,
+    place: Place,
     prompt: Annotated[str, typer.Argument(help="what to ask; - reads standard input")],
-    run: RunName = "",
-    endpoint: Endpoint = "",
-    shm_dir: ShmDir = "",
     system: System = "",
     raw: Annotated[bool, typer.Option("--raw", help="continue the text, no chat template")] = False,
     metrics: Metrics = False,
 ) -> int:
     """Answer one prompt with a running pipeline; Ctrl-C cancels the answer."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    with connect(run, endpoint, shm_dir) as client:
+    with place.connect() as client:
         messages = _opening(system, text)
         stream = client.stream(text, params) if raw else client.chat(messages, params)
         finish, numbers = show(stream)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ssd_pipe.cli.connect import connect
-from ssd_pipe.cli.options import Endpoint, RunName, ShmDir
+from ssd_pipe.cli.connect import Place, place_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,10 +22,9 @@ PATIENCE = 10.0  # seconds without an answer after which the pipeline counts as 
 TERMINATED_STATUS = 143
 
 
+@place_options
 def top(
-    run: RunName = "",
-    endpoint: Endpoint = "",
-    shm_dir: ShmDir = "",
+    place: Place,
     interval: Annotated[
         float, typer.Option("--interval", "-d", min=0.1, max=3600, help="seconds between looks")
     ] = 1.0,
@@ -41,7 +39,7 @@ def top(
     from ssd_pipe.live.view import render
 
     console = Console(highlight=False)
-    with connect(run, endpoint, shm_dir, PATIENCE) as client:
+    with place.connect(PATIENCE) as client:
         looks = _looks(client, interval)
         try:
             before = next(looks)

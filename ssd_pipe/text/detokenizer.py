@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from ssd_pipe.text.tokenizer import Tokenizer
+from ssd_pipe.text.tokenizer import Tokenizer, byte_of_char
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\ufffd"
@@ -140,11 +140,3 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
     members = spec["decoders"] if spec.get("type") == "Sequence" else [spec]
     kinds = {member.get("type") for member in members}
     return "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}
-
-
-def byte_of_char() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the rest for U+0100 onwards."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in set(printable)]
-    mapping = {chr(b): b for b in printable}
-    return mapping | {chr(0x100 + i): b for i, b in enumerate(rest)}

@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ipc.messages import Submit
+from ipc.messages import MAX_ID, Submit
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_SEED, NoiseKey, Processors, SamplingParams, derived_seed
 from ssd_pipe.text.response_format import grammar_of
 from ssd_pipe.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters; more takes longer to tokenize than an event loop should wait
-MAX_ID = 128  # characters
+TURN_TEXT = 16  # characters a turn counts for besides its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,11 @@ class Preparer:
     @staticmethod
     def is_long(submit: Submit) -> bool:
         """Whether tokenizing it should not be done on an event loop."""
-        length = len(submit.prompt or "") + sum(len(m.content) for m in submit.messages or ())
+        length = len(submit.prompt or "")
+        for message in submit.messages or ():
+            length += len(message.role) + len(message.content) + TURN_TEXT
+            if length > LONG_TEXT:
+                break
         return length > LONG_TEXT or submit.params.response_format is not None
 
     def prepare(self, submit: Submit) -> Prepared:
@@ -61,14 +65,7 @@ class Preparer:
         self._check_ids(tuple(params.logit_bias or ()), "logit_bias")
         grammar = self._grammar(params)
         field, tokens = self._tokens(submit)
-        room = self._max_model_len - len(tokens)
-        if room < 1:
-            raise RequestError(
-                400,
-                f"{len(tokens)} tokens and at least one of output exceed max_model_len = "
-                f"{self._max_model_len}",
-                field,
-            )
+        room = self._room(len(tokens), field)
         eos = () if params.ignore_eos else self._eos_ids
         stop_ids = list(dict.fromkeys([*eos, *params.stop_token_ids]))
         processors = Processors(
@@ -114,17 +111,34 @@ class Preparer:
         if not forms[field]:
             raise RequestError(400, "must not be empty", field)
         if submit.prompt is not None:
-            tokens = self._tokenizer.encode(submit.prompt)
+            tokens = self._encode(submit.prompt, field)
         elif submit.messages is not None:
-            tokens = self._tokenizer.encode_chat(
-                [{"role": m.role, "content": m.content} for m in submit.messages]
-            )
+            turns = [{"role": m.role, "content": m.content} for m in submit.messages]
+            tokens = self._encode(self._tokenizer.render_chat(turns), field)
         else:
             tokens = list(submit.token_ids or ())
+            self._room(len(tokens), field)  # before each of millions is looked at
         if not tokens:
             raise RequestError(400, "holds no tokens", field)
         self._check_ids(tokens, field)
         return field, tokens
+
+    def _encode(self, text: str, field: str) -> list[int]:
+        # What cannot fit is refused before a minute goes into tokenizing it.
+        self._room(self._tokenizer.least_tokens(text), field, "at least ")
+        return self._tokenizer.encode(text, rendered=field == "messages")
+
+    def _room(self, count: int, field: str, about: str = "") -> int:
+        """Tokens left for output after ``count`` of input. Raises RequestError if none are."""
+        room = self._max_model_len - count
+        if room < 1:
+            raise RequestError(
+                400,
+                f"{about}{count} tokens and at least one of output exceed max_model_len = "
+                f"{self._max_model_len}",
+                field,
+            )
+        return room
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         for token_id in ids:

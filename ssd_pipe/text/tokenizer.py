@@ -46,6 +46,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.named_tokens = dict(named_tokens or {})
+        self._longest, self._lost = _bounds(backend)
         self._template = _compile(chat_template) if chat_template else None
 
     @classmethod
@@ -65,26 +66,24 @@ class Tokenizer:
         )
         return cls(backend, _find_template(folder, settings), named)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt; a BOS is added only if the tokenizer itself adds one.
+    def encode(self, text: str, rendered: bool = False) -> list[int]:
+        """Token ids of a plain prompt; a BOS is added only if the tokenizer itself adds one, and
+        never to the ``rendered`` text of a conversation.
 
         The text of a special token in the prompt becomes that token.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=True).ids
+        ids: list[int] = self.backend.encode(text, add_special_tokens=not rendered).ids
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation, ending where the assistant's answer begins.
+        """Token ids of a conversation. Raises as ``render_chat``."""
+        return self.encode(self.render_chat(messages), rendered=True)
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation as the text the model was trained on, up to where the answer begins.
 
         Raises RequestError (400) without a chat template or if the template refuses.
         """
-        ids: list[int] = self.backend.encode(
-            self.render_chat(messages), add_special_tokens=False
-        ).ids
-        return ids
-
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation as the text the model was trained on."""
         if self._template is None:
             raise RequestError(400, "the target model has no chat template", "messages")
         if not messages:
@@ -100,10 +99,45 @@ class Tokenizer:
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise RequestError(400, f"the chat template refused: {error}", "messages") from None
 
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than these will ``text`` be; found in no time."""
+        if not self._longest:
+            return 0
+        kept = len(text) - sum(text.count(char) for char in self._lost)
+        return -(-kept // self._longest)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens."""
         text: str = self.backend.decode(list(ids), skip_special_tokens=True)
         return text
+
+
+def _bounds(backend: tokenizers.Tokenizer) -> tuple[int, str]:
+    """Most characters of a text that become one token, and the characters that become none.
+
+    (0, "") where that is not known: it is where a text is taken apart into bytes as it is. A name
+    in the vocabulary then has a character a byte, no less than the characters it stands for, and
+    of any other character than ASCII a byte at least is kept.
+    """
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    splitter = backend.pre_tokenizer
+    if backend.normalizer is not None or splitter is None:
+        return 0, ""
+    stripping = any(t.lstrip or t.rstrip for t in backend.get_added_tokens_decoder().values())
+    if stripping or b"ByteLevel" not in splitter.__getstate__():
+        return 0, ""
+    missing = [byte for char, byte in byte_of_char().items() if char not in vocabulary]
+    if any(0x80 <= byte < 0xC0 for byte in missing):
+        return 0, ""
+    return max(map(len, vocabulary)), "".join(chr(byte) for byte in missing if byte < 0x80)
+
+
+def byte_of_char() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the rest for U+0100 onwards."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [b for b in range(256) if b not in set(printable)]
+    mapping = {chr(b): b for b in printable}
+    return mapping | {chr(0x100 + i): b for i, b in enumerate(rest)}
 
 
 def _compile(template: str) -> Template:

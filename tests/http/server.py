@@ -159,7 +159,8 @@ class PlayedFrontend:
     """
 
     def __init__(self, folder: Path, chunks: list[Chunk]) -> None:
-        self.endpoint = f"ipc://{folder / 'public'}"
+        self.rundir = RunDir.create(folder, "t")
+        self.endpoint = self.rundir.endpoint("public")
         self.submitted: list[Submit] = []
         self._chunks = chunks
         model = folder / "model"
@@ -168,10 +169,9 @@ class PlayedFrontend:
             {
                 "mode": "ar",
                 "target": {"model": str(model_folder(model))},
-                "run": {"shm_dir": str(folder), "endpoint": self.endpoint},
+                "run": {"shm_dir": str(folder)},
             }
         )
-        self.rundir = RunDir.create(folder, "t")
         self.log = logs.configure("gateway", folder / "gateway.jsonl", "info", False)
         self._socket = sockets.bind(zmq.ROUTER, self.endpoint)
         self._stop = threading.Event()

@@ -64,6 +64,7 @@ class LocalPipeline:
         graphs: bool = False,
         leased: LeasedRounds | None = None,
         publisher: TreeHooks | None = None,
+        draft_dtype: str = "auto",
     ) -> None:
         spec, size = config.speculation, config.cache.block_size
         slots = config.scheduler.max_num_seqs
@@ -83,7 +84,7 @@ class LocalPipeline:
         self.speculator: Speculator | None = None
         cache = None
         if mode != "ar":
-            draft_model = load_model(draft, backend=backend)
+            draft_model = load_model(draft, dtype=draft_dtype, backend=backend)
             branches = 64
             shape = (slots, branches, spec.k)
             cache = SpeculationCache(bytearray(size_bytes(*shape)), *shape, create=True)

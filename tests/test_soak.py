@@ -1,0 +1,101 @@
+"""Random clients for a while: right answers all along, and nothing held afterwards that was not
+held before. SSD_SOAK_SECONDS and SSD_SOAK_SEED say for how long and which."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ipc.sockets import ipc_path
+from ssd_pipe.client import Client
+from tests.http.server import whole_pipeline
+from tests.models.tiny import perturbed
+from tests.pipelines import byte_model
+from tests.soak import Snapshot, Soak
+
+SECONDS = float(os.environ.get("SSD_SOAK_SECONDS", "40"))
+CLIENTS = 12
+SETTLE = 30.0  # seconds for the last client's requests to end and connections to close
+GROWTH = 64 << 20  # bytes of memory a process may have gained: caches, arenas
+
+
+@pytest.mark.timeout(SECONDS + 300)
+def test_soak(tmp_path: Path) -> None:
+    seed = int(os.environ.get("SSD_SOAK_SEED") or secrets.randbelow(10**6))
+    print(f"SSD_SOAK_SEED={seed} SSD_SOAK_SECONDS={SECONDS:g}")
+    target = byte_model(tmp_path, "base", seed=1)
+    settings: dict[str, Any] = {
+        "draft.model": str(perturbed(target, tmp_path / "near", 0.1)),
+        "draft.threads": 1,
+        "speculation.backup": "jit",
+        "scheduler.max_num_seqs": 4,
+        "scheduler.max_batched_tokens": 64,
+        "scheduler.max_waiting": 64,
+        "cache.block_size": 4,
+    }
+    with whole_pipeline(tmp_path, **settings) as (supervisor, server):
+        path = ipc_path(supervisor.endpoint)
+        assert path is not None
+        with Client(supervisor.endpoint) as client:
+
+            def snapshot() -> Snapshot:
+                counters = client.status().counters
+                busy = [counters[n] for n in ("running", "waiting", "frontend_open_requests")]
+                taken = Snapshot.take(supervisor.pids, path.parent, counters)
+                return taken if not any(busy) else Snapshot({}, {}, {}, {}, {}, {})
+
+            soak = Soak(supervisor.endpoint, server.url, seed)
+            asyncio.run(soak.each_once())
+            assert soak.wrong == []
+            before = steady(snapshot)
+            begun = client.status().counters
+            assert begun["free_blocks"] == begun["total_blocks"]
+            assert begun["draft_free_blocks"] == begun["draft_total_blocks"]
+            asyncio.run(soak.run(SECONDS, CLIENTS))
+            assert soak.wrong == [], "\n".join([f"seed {seed}", *soak.wrong])
+            wait_until(
+                lambda: not snapshot().difference(before), lambda: snapshot().difference(before)
+            )
+            after = snapshot()
+            ended = client.status().counters
+            for name, bytes_before in before.resident.items():
+                assert after.resident[name] - bytes_before < GROWTH, name
+        assert supervisor.failure == ""
+    for name in (
+        "output_tokens",
+        "finished_requests",
+        "frontend_bad_messages",
+        "frontend_rejected",
+    ):
+        print(f"{name} {ended[name] - begun[name]:.0f}")
+    print(dict(soak.done))
+    gained = {n: (after.resident[n] - b) >> 20 for n, b in before.resident.items()}
+    print(f"MiB gained: {gained}")
+    assert min(soak.done[name] for name in ("ask", "post", "bad_message", "vanish")) > 0
+
+
+def steady(snapshot: Callable[[], Snapshot]) -> Snapshot:
+    """The first one that is still true half a second later."""
+    deadline = time.monotonic() + SETTLE
+    last = snapshot()
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        taken = snapshot()
+        if taken.files and taken == last:
+            return taken
+        last = taken
+    raise AssertionError(f"never at rest: {last}")
+
+
+def wait_until(condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+    deadline = time.monotonic() + SETTLE
+    while not condition():
+        assert time.monotonic() < deadline, otherwise()
+        time.sleep(0.1)
