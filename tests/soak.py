@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,13 @@ class Snapshot:
             resident={name: p.memory_info().rss for name, p in processes.items()},
         )
 
-    def difference(self, before: Snapshot) -> str:
-        """What is not as it was, one line; empty if all is."""
+    def difference(self, before: Snapshot, without: str = "") -> str:
+        """What is not as it was, one line; empty if all is. ``without``: a process left out."""
         parts = []
         for name in ("files", "threads", "mapped", "run_dir", "blocks"):
             then, now = getattr(before, name), getattr(self, name)
             changed = {k for k in then.keys() | now.keys() if then.get(k) != now.get(k)}
+            changed.discard(without)
             parts += [f"{name} of {k}: {then.get(k)} -> {now.get(k)}" for k in sorted(changed)]
         return "; ".join(parts)
 
@@ -130,8 +131,8 @@ class Soak:
             self.kill_client: 1,
         }
 
-    async def run(self, seconds: float, clients: int) -> None:
-        """``clients`` at once, each doing one random thing after another."""
+    async def run(self, seconds: float, clients: int, only: Sequence[str] = ()) -> None:
+        """``clients`` at once, each doing one random thing after another, or one of ``only``."""
         async with (
             AsyncClient(self._endpoint) as self._client,
             httpx.AsyncClient(base_url=self._url, timeout=PATIENCE) as self._http,
@@ -142,7 +143,7 @@ class Soak:
                     for prompt, settings in QUESTIONS
                 ]
             end = time.monotonic() + seconds
-            await asyncio.gather(*(self._act(end) for _ in range(clients)))
+            await asyncio.gather(*(self._act(end, only) for _ in range(clients)))
 
     async def each_once(self) -> None:
         """Every action, one after another: whatever is made at first use is there afterwards."""
@@ -154,8 +155,10 @@ class Soak:
             for action in self._actions:
                 await self._guarded(action)
 
-    async def _act(self, end: float) -> None:
-        actions, weights = list(self._actions), list(self._actions.values())
+    async def _act(self, end: float, only: Sequence[str]) -> None:
+        named = {getattr(a, "__name__", ""): (a, w) for a, w in self._actions.items()}
+        chosen = [named[name] for name in only or named]
+        actions, weights = [a for a, _ in chosen], [w for _, w in chosen]
         while time.monotonic() < end and not self.wrong:
             await self._guarded(self._random.choices(actions, weights)[0])
 

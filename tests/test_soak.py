@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from ipc.sockets import ipc_path
 from ssd_pipe.client import Client
+from ssd_pipe.supervisor import Supervisor
 from tests.http.server import whole_pipeline
 from tests.models.tiny import perturbed
 from tests.pipelines import byte_model
@@ -22,6 +24,7 @@ from tests.soak import Snapshot, Soak
 
 SECONDS = float(os.environ.get("SSD_SOAK_SECONDS", "40"))
 CLIENTS = 12
+DRAFTLESS = 8.0  # seconds of them after the draft was killed
 SETTLE = 30.0  # seconds for the last client's requests to end and connections to close
 GROWTH = 64 << 20  # bytes of memory a process may have gained: caches, arenas
 
@@ -67,6 +70,8 @@ def test_soak(tmp_path: Path) -> None:
             ended = client.status().counters
             for name, bytes_before in before.resident.items():
                 assert after.resident[name] - bytes_before < GROWTH, name
+            lose_the_draft(supervisor, soak, before, snapshot)
+            assert client.status().counters["draft_losses"] == 1
         assert supervisor.failure == ""
     for name in (
         "output_tokens",
@@ -79,6 +84,23 @@ def test_soak(tmp_path: Path) -> None:
     gained = {n: (after.resident[n] - b) >> 20 for n, b in before.resident.items()}
     print(f"MiB gained: {gained}")
     assert min(soak.done[name] for name in ("ask", "post", "bad_message", "vanish")) > 0
+
+
+def lose_the_draft(
+    supervisor: Supervisor, soak: Soak, before: Snapshot, snapshot: Callable[[], Snapshot]
+) -> None:
+    """Killed while clients come and go: the answers stay right, it comes back, nothing is kept."""
+    lost = supervisor.pids["draft"]
+    os.kill(lost, signal.SIGKILL)
+    only = ("ask", "ask_alone", "leave", "vanish", "cancel", "post", "bad_message")
+    asyncio.run(soak.run(DRAFTLESS, CLIENTS, only))
+    assert soak.wrong == [], "\n".join(soak.wrong)
+    wait_until(lambda: supervisor.pids["draft"] != lost, lambda: "the draft has not come back")
+
+    def left() -> str:
+        return snapshot().difference(before, without="draft")
+
+    wait_until(lambda: not left(), left)
 
 
 def steady(snapshot: Callable[[], Snapshot]) -> Snapshot:
