@@ -136,7 +136,8 @@ class _Loop:
         self._times = times
         self._synthetic = SyntheticOutcomes.of(runtime.config.speculation)
         if self._synthetic is not None:
-            runtime.log.warning("synthetic acceptance: the text means nothing")
+            label = self._synthetic.label
+            runtime.log.warning(f"synthetic acceptance ({label}): the text means nothing")
         self._arrived: list[ToScheduler] = []
         self._leases: LeaseFollower | None = None
         self._untold: _Told | None = None
@@ -326,7 +327,7 @@ class _Loop:
         for row, outcome in zip(step.sampled, result.outcomes, strict=True):
             chain = chains.get(row.request.slot, 0)
             cached = self._planner.cached_tokens(row.request)
-            replayed.append(self._synthetic.replace(outcome, chain, cached))
+            replayed.append(self._synthetic.replace(outcome, chain, row.request.rid, cached))
         return replayed
 
     def _flush_drops(self) -> None:

@@ -106,7 +106,7 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
         taper: share of the branches that go on from one depth to the next, the likeliest first;
             1 extends all of them to depth k, and so do CUDA graphs.
         synthetic_acceptance: for timing models that do not know each other; empty = off. The
-            chance a draft token is accepted, or a file (see ``engine.synthetic``). The text that
+            chance a draft token is accepted, or a file (``engine.acceptance_trace``). The text that
             comes out means nothing.
         synthetic_hit_rate: with a rate above, the chance that an outcome is a cached one.
         leased_rounds: let target and draft on two GPUs of one machine run rounds without the
