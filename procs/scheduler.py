@@ -64,7 +64,8 @@ def run(runtime: Runtime) -> None:
         facts = hub.wait_ready(config.run.ready_timeout)
         blocks = min(f["num_blocks"] for f in facts.values() if "num_blocks" in f)
         if draft is not None:
-            draft.begin(facts.get("draft", {}).get("draft_blocks", 0))
+            counts = [f["draft_blocks"] for f in facts.values() if "draft_blocks" in f]
+            draft.begin(min(counts, default=0))
         cache = draft.map_cache() if draft is not None and config.mode == "ssd" else None
         scheduler = _scheduler(config, sizes, blocks)
         planner = RoundPlanner(config.mode, config.speculation, cache)
@@ -286,6 +287,7 @@ class _Loop:
                     planner.suspend(self._scheduler.running)
                     handovers, leased = {}, None
                 self._send_step(step, handovers, leased)
+                draft.send_rest(decoding)
             else:
                 self._send_step(step, handovers, leased)
                 draft.send(planner.plan_draft(step, backups, handovers), leased)
