@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -47,10 +47,11 @@ class Stages(msgspec.Struct, kw_only=True):
 def read_stages(log_dir: Path, longest: int = 40) -> Stages:
     """Of the run that logged there; steps of more than ``longest`` tokens are prompts."""
     verify, backup, glue, step, tree = [], [], [], [], []
-    for event in _events(log_dir / "target-0.jsonl", "verify"):
+    for event in events(log_dir / "target-0.jsonl", "verify"):
         if event["tokens"] <= longest:
             verify.append(event["end"] - event["start"])
-    for event in _events(log_dir / "draft.jsonl", "draft"):
+    drafts = sorted(log_dir.glob("draft*.jsonl"))
+    for event in (event for path in drafts for event in events(path, "draft")):
         start, drafted, glued, depths = (event[n] for n in ("start", "backup", "glue", "depths"))
         if drafted > start:
             backup.append(drafted - start)
@@ -62,11 +63,11 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
                 tree.append(depths[-1] - start)
     gaps, rounds, leased = _hits(log_dir, longest)
     return Stages(
-        verify_ms=_median_ms(verify),
-        backup_ms=_median_ms(backup),
-        glue_ms=_median_ms(glue),
-        step_ms=_median_ms(step),
-        tree_ms=_median_ms(tree) if len(tree) >= len(glue) * UNCUT_SHARE else None,
+        verify_ms=median_ms(verify),
+        backup_ms=median_ms(backup),
+        glue_ms=median_ms(glue),
+        step_ms=median_ms(step),
+        tree_ms=median_ms(tree) if len(tree) >= len(glue) * UNCUT_SHARE else None,
         backups=len(backup),
         hit_gap_us=statistics.median(gaps) * 1e-3 if gaps else None,
         hit_round_ms=_median_ms(rounds),
@@ -107,7 +108,8 @@ def bound(row: Row, stages: Stages) -> float | None:
     return 1e3 * row.tokens_per_round / (row.hit_rate * cached + (1 - row.hit_rate) * missed)
 
 
-def _events(path: Path, name: str) -> Iterator[dict[str, Any]]:
+def events(path: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Lines of a log with this event, in order; nothing where there is no such file."""
     if not path.is_file():
         return
     for line in path.read_bytes().splitlines():
@@ -117,5 +119,6 @@ def _events(path: Path, name: str) -> Iterator[dict[str, Any]]:
                 yield fields
 
 
-def _median_ms(values: list[float]) -> float | None:
+def median_ms(values: Sequence[float]) -> float | None:
+    """Median of nanoseconds, in ms; None without values."""
     return statistics.median(values) * 1e-6 if values else None

@@ -2,7 +2,8 @@
 
 Only the rejection rule needs them. The draft copies the rows of the chosen branch here while the
 target's forward pass runs; the target takes them at the end of it. Two buffers a slot, taken in
-turn by hand-over number, so that a late reader never sees the next round's rows.
+turn by hand-over number, so that a late reader never sees the next round's rows. Each of several
+draft workers has a segment of its own; the number says whose it is (``engine.partition``).
 """
 
 from __future__ import annotations
@@ -19,32 +20,42 @@ _HEADER = 16  # bytes a buffer: int64 number, int64 rows (-1: the draft has lost
 
 
 class Handover:
-    """Shared [slots, 2, K, V] float32 with a number and a row count beside each buffer."""
+    """Shared [slots, 2, K, V] float32 with a number and a row count beside each buffer.
 
-    def __init__(self, memory: np.ndarray, slots: int, k: int, vocab: int, bell: Doorbell) -> None:
+    ``workers``: draft workers; the numbers of one segment are so far apart.
+    """
+
+    def __init__(
+        self, memory: np.ndarray, slots: int, k: int, vocab: int, bell: Doorbell, workers: int = 1
+    ) -> None:
         self._header = memory[: slots * 2 * _HEADER].view(np.int64).reshape(slots, 2, 2)
         rows = memory[slots * 2 * _HEADER :].view(np.float32)
         self._rows = rows[: slots * 2 * k * vocab].reshape(slots, 2, k, vocab)
         self._bell = bell
+        self._workers = workers
 
     @staticmethod
     def size_bytes(slots: int, k: int, vocab: int) -> int:
         return slots * 2 * (_HEADER + 4 * k * vocab)
 
     @classmethod
-    def create(cls, path: Path, bell: Doorbell, slots: int, k: int, vocab: int) -> Handover:
+    def create(
+        cls, path: Path, bell: Doorbell, slots: int, k: int, vocab: int, workers: int = 1
+    ) -> Handover:
         """The writing side; takes over from a writer that is gone. Numbers must not come again."""
         memory = create_or_open_segment(path, cls.size_bytes(slots, k, vocab))
-        return cls(memory, slots, k, vocab, bell)
+        return cls(memory, slots, k, vocab, bell, workers)
 
     @classmethod
-    def open(cls, path: Path, bell: Doorbell, slots: int, k: int, vocab: int) -> Handover:
+    def open(
+        cls, path: Path, bell: Doorbell, slots: int, k: int, vocab: int, workers: int = 1
+    ) -> Handover:
         memory = open_segment(path, cls.size_bytes(slots, k, vocab))
-        return cls(memory, slots, k, vocab, bell)
+        return cls(memory, slots, k, vocab, bell, workers)
 
     def put(self, slot: int, number: int, rows: np.ndarray | None) -> None:
         """Hand over float32 [n, W], zeros beyond token W, or None if they are lost."""
-        side = number % 2
+        side = self._side(number)
         if rows is not None:
             width = rows.shape[1]
             self._rows[slot, side, : len(rows), :width] = rows
@@ -61,11 +72,14 @@ class Handover:
             left = deadline - time.monotonic()
             if not self._bell.wait(max(0.0, left)) and left <= 0:
                 return None
-        side = number % 2
+        side = self._side(number)
         if self._header[slot, side, 1] < length:
             return None
         return self._rows[slot, side, :length]
 
     def arrived(self, slot: int, number: int) -> bool:
         """Whether hand-over ``number`` has been made, be it to say that the rows are lost."""
-        return bool(self._header[slot, number % 2, 0] == number)
+        return bool(self._header[slot, self._side(number), 0] == number)
+
+    def _side(self, number: int) -> int:
+        return number // self._workers % 2

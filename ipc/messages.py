@@ -62,7 +62,8 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Measured by the pipeline for one finished request.
 
     Times are seconds. ``decode_rate`` counts tokens after the first, per second after the first.
-    ``hit_rate`` and ``accepted_mean`` are None without speculation rounds.
+    ``hit_rate`` and ``accepted_mean`` are None without speculation rounds. ``synthetic``: outcomes
+    were replaced by replayed ones (``--synthetic-acceptance``), so these figures are no model's.
     """
 
     prompt_tokens: int
@@ -79,6 +80,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     cached_prompt_tokens: int = 0
     accepted_mean: float | None = None
     hit_rate: float | None = None
+    synthetic: bool = False
 
 
 class Alternative(msgspec.Struct, frozen=True, array_like=True):
@@ -157,6 +159,7 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     """Answer to Ask("status").
 
+    ``synthetic``: the replayed acceptance in use, empty if outcomes are real.
     ``age``: seconds since the scheduler told what is said here of running and waiting requests,
     processes and its counters; -1 if it has not yet. ``degraded``: what it serves without and why,
     empty while the pipeline is whole.
@@ -174,6 +177,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     counters: dict[str, float] = {}
     age: float = -1.0
     degraded: str = ""
+    synthetic: str = ""
 
 
 ServerMessage = Chunk | Failure | StatusReply

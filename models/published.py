@@ -77,6 +77,10 @@ SHAPES: dict[str, ModelConfig] = {
 """By name; the numbers are those of the models' own ``config.json``."""
 
 SHAPES["llama-3.1-1b"] = SHAPES["llama-3.2-1b"]  # as the paper calls it
+SHAPES["tiny"] = _llama(64, 128, 2, 4, 2, 16, rope=_SMOL, vocab=512, max_positions=2048, tied=True)
+SHAPES["tiny-draft"] = _llama(
+    32, 64, 1, 2, 1, 16, rope=_SMOL, vocab=512, max_positions=2048, tied=True
+)  # nobody's: a pair to try programs with on any machine
 
 
 def shape(name: str) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Draft worker: owns the draft model, its KV, and the speculation cache.
+"""Draft worker: owns the draft model, its KV, and its part of the speculation cache.
 
 Works on the newest plan only. When another arrives, the outcome of the running verification is
 known, so what is left of the branches for other outcomes is dropped between two passes.
@@ -37,7 +37,8 @@ from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.drafting.leased import RecordPlans
 from ssd_pipe.drafting.speculator import Speculator, chain_vocab
 from ssd_pipe.engine.blocks import BlockManager
-from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
+from ssd_pipe.engine.partition import Share
+from ssd_pipe.engine.partitioned_cache import make_part, size_bytes
 from ssd_pipe.errors import PeerLost
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
@@ -51,7 +52,7 @@ PLAN_SECONDS = 1e-3  # what its next plan may take then
 
 
 def run(runtime: Runtime) -> None:
-    """Body of the process "draft"."""
+    """Body of the process "draft", or "draft-<rank>" of several."""
     worker = _Worker(runtime, dimensions(runtime.config))
     with StepProfiler(runtime) as profiler:
         runtime.ready(worker.facts)
@@ -63,9 +64,9 @@ class _Worker:
         config = runtime.config
         self._runtime = runtime
         self.sizes = sizes
-        device = place(config, "draft")
+        device = place(config, "draft", runtime.rank)
         runtime.notes["device"] = describe_device(device)
-        if not runtime.returning:
+        if runtime.rank == 0 and not runtime.returning:
             agree(runtime, device)
         self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
         self.facts = {"vocab_size": sizes.vocab_size}
@@ -84,25 +85,26 @@ class _Worker:
             max_positions=sizes.max_model_len,
         )
         block_size = config.cache.block_size
-        trunk_blocks = kv_blocks(model, config, sizes, "draft")
+        trunk_blocks = kv_blocks(model, config, sizes, "draft", runtime.rank)
         kv = model.make_kv(trunk_blocks + sizes.scratch_blocks, block_size)
         self.facts["draft_blocks"] = trunk_blocks
         self._blocks = BlockManager(trunk_blocks, block_size, config.cache.prefix_caching)
+        share = Share(runtime.rank, config.draft_workers)
         shape = (sizes.slots, sizes.branches, sizes.k)
-        self._cache = SpeculationCache(
-            create_or_open_segment(runtime.rundir.segment("speculation-cache"), size_bytes(*shape)),
-            *shape,
-            create=True,
-            vocab_size=sizes.vocab_size,
+        # Whichever worker comes first makes the segment; each clears its own part.
+        memory = create_or_open_segment(
+            runtime.rundir.segment(channels.SPECULATION_CACHE), size_bytes(*shape, share.workers)
         )
+        self._cache = make_part(memory, *shape, share, sizes.vocab_size)
         handover = None
         if config.speculation.rule == "rejection":
             handover = Handover.create(
-                runtime.rundir.segment("handover"),
-                Doorbell(runtime.rundir.bell("handover")),
+                runtime.rundir.segment(channels.handover(share.worker)),
+                Doorbell(runtime.rundir.bell(channels.handover(share.worker))),
                 sizes.slots,
                 sizes.k,
                 sizes.vocab_size,
+                share.workers,
             )
         self._speculator = Speculator(
             model,
@@ -114,6 +116,7 @@ class _Worker:
             handover,
             Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
             _graphs(config, model, kv, sizes, trunk_blocks * block_size, link),
+            share,
         )
         if link is not None:
             self.facts[FACT] = int(self._records is not None)
@@ -126,12 +129,12 @@ class _Worker:
             )
         self._plans = TypedReceiver.open(
             runtime,
-            channels.DRAFT_PLANS,
+            channels.draft_plans(runtime.rank),
             DraftPlan,
             capacity=sizes.plan_bytes,
             spin_us=spin_us(device),
         )
-        self._notices = TypedSender.open(runtime, channels.DRAFT_NOTICES, DraftNotice)
+        self._notices = TypedSender.open(runtime, channels.draft_notices(runtime.rank), DraftNotice)
         self._begun = False
         runtime.log.info(
             "loaded",
@@ -310,7 +313,7 @@ def _graphs(
         kv,
         config.speculation,
         scratch_start,
-        sizes.branches,
+        sizes.worker_branches,
         sizes.slots,
         sizes.max_model_len + sizes.k + 1,
         chain_vocab(config.speculation, model),

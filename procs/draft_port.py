@@ -1,5 +1,9 @@
 """The scheduler's side of the draft: plans out, notices back, the waits for it, life without it.
 
+The draft is one worker or several, which share the branches of a round. All of them get every plan.
+One with backups goes to the first worker, which makes them, and to the others once those chains are
+known: till then they have nothing to do. The loss of one is the loss of the draft.
+
 A draft that dies, or that keeps the target waiting too long, is in *trouble* and left out: the
 target decodes alone. It is used again once it has answered a fresh plan, which makes it forget
 every sequence. Whether the same process has woken up or another one has come in its place makes no
@@ -22,11 +26,13 @@ from procs.runtime import Runtime
 from procs.waiting import PEER_POLL, STUCK, Waiter
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.engine.leases import Leased
+from ssd_pipe.engine.partition import owner, with_backups
+from ssd_pipe.engine.partitioned_cache import PartitionedCache, size_bytes
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
-from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.errors import PeerLost
+from ssd_pipe.members import process_names
 
 DRAFT = "draft"
 DEPTH_POLL = 0.005  # seconds; bounds the loss where the draft misses that someone waits
@@ -35,7 +41,7 @@ GREETING = 10.0  # most seconds a new group waits for the draft's first answer
 
 
 class DraftPort:
-    """Opens the channels; the draft may come later.
+    """Opens the channels; the workers may come later.
 
     Attributes:
         trouble: why the draft is not used, one line; empty while it is.
@@ -53,31 +59,49 @@ class DraftPort:
         self._needed = run.on_draft_failure == "fail"
         self._patience = STUCK if self._needed else min(PATIENCE, run.beat_timeout / 2)
         self._question = 0  # number of the fresh plan that is to be answered, 0 if none is
+        self._unasked: set[int] = set()  # workers that have not been sent it
+        self._unanswered: set[int] = set()  # workers that have not answered it
+        self._held: DraftPlan | None = None  # what workers but the first are still to get
         self._runtime = runtime
         self._sizes = sizes
         self._waiter = waiter
         self._times = times
         self.read = 0
-        self.total_blocks = self.free_blocks = 0
-        self._plans: TypedSender[DraftPlan] = TypedSender.open(
-            runtime, channels.DRAFT_PLANS, DraftPlan, capacity=sizes.plan_bytes
-        )
-        self._notices: TypedReceiver[DraftNotice] = TypedReceiver.open(
-            runtime, channels.DRAFT_NOTICES, DraftNotice, spin_us=default_spin_us()
-        )
+        self.total_blocks = 0
+        self._names = process_names(runtime.config, "draft")
+        workers = range(len(self._names))
+        self._plans: list[TypedSender[DraftPlan]] = [
+            TypedSender.open(
+                runtime, channels.draft_plans(worker), DraftPlan, capacity=sizes.plan_bytes
+            )
+            for worker in workers
+        ]
+        self._notices: list[TypedReceiver[DraftNotice]] = [
+            TypedReceiver.open(
+                runtime, channels.draft_notices(worker), DraftNotice, spin_us=default_spin_us()
+            )
+            for worker in workers
+        ]
+        self._free = [0] * len(self._names)
 
     def begin(self, total_blocks: int) -> None:
-        """The draft is ready and has so many KV blocks for trunks."""
-        self.total_blocks = self.free_blocks = total_blocks
+        """The draft is ready; each worker has at least so many KV blocks for trunks."""
+        self.total_blocks = total_blocks
+        self._free = [total_blocks] * len(self._names)
 
-    def map_cache(self) -> SpeculationCache:
-        """The speculation cache, once the draft is ready and has made it."""
-        sizes = self._sizes
+    @property
+    def free_blocks(self) -> int:
+        """Of the worker that has the fewest left."""
+        return min(self._free)
+
+    def map_cache(self) -> PartitionedCache:
+        """The speculation cache, once every worker is ready and has made its part."""
+        sizes, workers = self._sizes, len(self._names)
         shape = (sizes.slots, sizes.branches, sizes.k)
         segment = open_segment(
-            self._runtime.rundir.segment("speculation-cache"), size_bytes(*shape)
+            self._runtime.rundir.segment(channels.SPECULATION_CACHE), size_bytes(*shape, workers)
         )
-        return SpeculationCache(segment, *shape, create=False, vocab_size=sizes.vocab_size)
+        return PartitionedCache(segment, *shape, workers, sizes.vocab_size)
 
     def send(self, plan: DraftPlan, leased: Leased | None = None) -> None:
         """Give the draft its part of a step, if it has one, or of a lease's first."""
@@ -87,10 +111,29 @@ class DraftPort:
             return
         if self.read:
             plan = replace(plan, read=self.read)
+        workers = range(len(self._names))
+        if len(workers) > 1 and any(row.backup for row in plan.rows):
+            self._held = plan
+            workers = range(1)
+        for worker in workers:
+            self._send(worker, plan)
+
+    def send_rest(self, waiting: Mapping[int, Request]) -> None:
+        """Give the other workers the plan whose backups have come, to ``waiting`` requests by slot,
+        if there is one."""
+        held, self._held = self._held, None
+        if held is not None:
+            plan = with_backups(held, {slot: request.chain for slot, request in waiting.items()})
+            for worker in range(1, len(self._names)):
+                self._send(worker, plan)
+
+    def _send(self, worker: int, plan: DraftPlan) -> None:
+        if self.trouble:
+            return
         try:
-            self._plans.send(plan, min(self._patience, PATIENCE))
+            self._plans[worker].send(plan, min(self._patience, PATIENCE))
         except PeerLost:
-            self._give_up(f"{DRAFT}: takes no plans")
+            self._give_up(f"{self._names[worker]}: takes no plans")
 
     # ------------------------------------------------------------ with and without it
 
@@ -99,7 +142,7 @@ class DraftPort:
 
         Sets ``planner.drafting``. ``wait``: seconds an answer may take that is due.
         """
-        if absence := self._waiter.absence(DRAFT):
+        if absence := self._absence():
             self._question = 0  # whoever comes next is asked anew
             if self.trouble:
                 self.trouble = absence
@@ -121,30 +164,42 @@ class DraftPort:
         started = time.monotonic()
         while self.trouble and self._waiter.goes_on(started):
             self.look(planner, (), wait=PEER_POLL)
-            reason = self._waiter.absence(DRAFT)
+            reason = self._absence()
             if not reason and time.monotonic() - started > GREETING:
                 reason = f"{DRAFT}: does not answer"
             if self.trouble and reason:
                 self._give_up(reason)
                 return
 
+    def _absence(self) -> str:
+        """Why a worker is not there, empty while all are."""
+        return next(filter(None, map(self._waiter.absence, self._names)), "")
+
     def _ask(self, planner: RoundPlanner, wait: float) -> None:
         """Ask for a sign of life that shows that nothing older is under way; see if it is there."""
         if not self._question:
             planner.round += 1
+            self._question = planner.round
+            self._unasked = set(range(len(self._names)))
+            self._unanswered = set(self._unasked)
+        for worker in sorted(self._unasked):
             try:
-                self._plans.send(DraftPlan(round=planner.round, rows=[], fresh=True), 0)
+                question = DraftPlan(round=self._question, rows=[], fresh=True)
+                self._plans[worker].send(question, 0)
             except PeerLost:
                 return  # no room beside what it has not read yet
-            self._question = planner.round
-        while (notice := self._notices.recv(wait)) is not None:
-            if isinstance(notice, DraftTimes) and notice.round == self._question:
-                self._question = 0
-                self.trouble = ""
-                self.free_blocks = notice.free_blocks
-                if self.losses:
-                    self._runtime.log.info("speculating again")
-                return
+            self._unasked.discard(worker)
+        for worker in sorted(self._unanswered):
+            while (notice := self._notices[worker].recv(wait)) is not None:
+                if isinstance(notice, DraftTimes) and notice.round == self._question:
+                    self._unanswered.discard(worker)
+                    self._free[worker] = notice.free_blocks
+                    break
+        if not self._unanswered:
+            self._question = 0
+            self.trouble = ""
+            if self.losses:
+                self._runtime.log.info("speculating again")
 
     def missed(self, what: str) -> None:
         """The GPU of the target has waited for the draft in vain. Raises PeerLost."""
@@ -156,11 +211,12 @@ class DraftPort:
             raise PeerLost(reason)
         self.trouble = reason
         self.losses += 1
+        self._held = None
         self._runtime.log.warning("degraded", reason=reason)
 
     def _check(self, started: float, what: str) -> bool:
         """Whether a wait for the draft is to go on. Raises PeerLost."""
-        if absence := self._waiter.absence(DRAFT):
+        if absence := self._absence():
             self._give_up(absence)
         elif time.monotonic() - started > self._patience:
             self._give_up(f"{DRAFT}: no {what} within {self._patience:g} s")
@@ -188,9 +244,9 @@ class DraftPort:
         started = time.monotonic()
         meanwhile()
         while pending and not self.trouble:
-            notice = self._notices.recv(PEER_POLL)
+            notice = self._notices[0].recv(PEER_POLL)
             if isinstance(notice, DraftTimes):
-                self._learn(planner, notice)
+                self._learn(planner, 0, notice)
             elif notice is None or isinstance(notice, DepthReady):
                 pass  # nothing, or of a wait that is over
             elif notice.round == planner.round and notice.slot in pending:
@@ -214,17 +270,18 @@ class DraftPort:
         """
         if not planner.worth_waiting(request, batch):
             return 0
+        worker = owner(request.slot, request.entry, len(self._names))
         started = time.monotonic()
         planner.announce_wait(True)
         try:
             while planner.worth_waiting(request, batch):
                 if not planner.deepen(request):
-                    notice = self._notices.recv(DEPTH_POLL)
+                    notice = self._notices[worker].recv(DEPTH_POLL)
                     if isinstance(notice, DraftTimes):
-                        self._learn(planner, notice)
+                        self._learn(planner, worker, notice)
                         if notice.round == planner.round:
                             planner.deepen(request)
-                            break  # the draft has done what it will do
+                            break  # that worker has done what it will do
                 if not self._check(started, "token"):
                     return 0
         finally:
@@ -234,13 +291,15 @@ class DraftPort:
 
     def drain(self, planner: RoundPlanner) -> None:
         """Learn from what the draft has said meanwhile."""
-        while (notice := self._notices.recv(0)) is not None:
-            if isinstance(notice, DraftTimes):
-                self._learn(planner, notice)
+        for worker, notices in enumerate(self._notices):
+            while (notice := notices.recv(0)) is not None:
+                if isinstance(notice, DraftTimes):
+                    self._learn(planner, worker, notice)
 
-    def _learn(self, planner: RoundPlanner, times: DraftTimes) -> None:
-        self.free_blocks = times.free_blocks
-        self._times.draft_busy_seconds += (times.finished_ns - times.started_ns) * 1e-9
+    def _learn(self, planner: RoundPlanner, worker: int, times: DraftTimes) -> None:
+        self._free[worker] = times.free_blocks
+        busy = (times.finished_ns - times.started_ns) * 1e-9
+        self._times.draft_busy_seconds += busy / len(self._notices)
         if times.steps:
             seconds = (times.tree_ns - times.glue_ns) * 1e-9 / times.steps
             planner.times.observe("step", seconds)

@@ -267,6 +267,7 @@ class Frontend:
                 prompt_tokens=len(prepared.tokens),
                 arrived_ns=arrived,
                 speculative=self._config.speculative,
+                synthetic=bool(self._config.speculation.synthetic_acceptance),
                 index=index,
             )
             self._runtime.log.info("request", rid=rid, id=key[1], tokens=len(prepared.tokens))
@@ -318,6 +319,7 @@ class Frontend:
                 counters=values | own,
                 age=time.monotonic() - self._stats_at if stats else -1.0,
                 degraded=stats.degraded if stats else "",
+                synthetic=self._config.speculation.synthetic_acceptance,
             ),
         )
 

@@ -33,9 +33,10 @@ from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE
 from procs.liveness import Wakeup, readable
 from procs.peer import Peer, local_pid
 from procs.roster import Roster
-from procs.runtime import Runtime, process_name
+from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import PeerLost
+from ssd_pipe.members import process_names
 
 
 class Hub:
@@ -242,6 +243,5 @@ class Hub:
 
 def expected_names(config: PipelineConfig) -> list[str]:
     """Names of the processes that answer to the hub."""
-    targets = [process_name("target", rank) for rank in range(config.target.tp)]
-    draft = ["draft"] if config.speculative else []
-    return ["frontend", *targets, *draft, *(["gateway"] if config.gateway.enabled else [])]
+    roles = ("frontend", "target", "draft", "gateway")
+    return [name for role in roles for name in process_names(config, role)]

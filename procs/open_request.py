@@ -30,6 +30,7 @@ class OpenRequest:
         rid: what the pipeline calls it.
         speculative: whether there is a draft. Its rounds are counted here too, for requests that
             end without statistics.
+        synthetic: its outcomes are replayed ones.
         index: which of the answers to a Submit it is.
         stopped: a stop text has ended it; the scheduler's statistics are still to come.
     """
@@ -41,6 +42,7 @@ class OpenRequest:
     prompt_tokens: int
     arrived_ns: int
     speculative: bool
+    synthetic: bool = False
     output_tokens: int = 0
     first_ns: int = 0
     last_ns: int = 0
@@ -140,6 +142,7 @@ class OpenRequest:
             if stats.rounds and self.speculative
             else None,
             hit_rate=stats.hits / queries if queries else None,
+            synthetic=self.synthetic,
         )
 
     def _observe(self, out: TokensOut) -> None:

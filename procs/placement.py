@@ -10,10 +10,10 @@ import torch
 from ipc.doorbell import default_spin_us
 from models.registry import resolve_device
 from models.transformer import Transformer
-from procs.runtime import process_name
 from ssd_pipe.config import ModelSection, PipelineConfig
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.errors import ConfigError
+from ssd_pipe.members import process_name, process_names
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -24,7 +24,7 @@ def place(config: PipelineConfig, role: str, rank: int = 0) -> torch.device:
     wanted = section.device
     if wanted in ("auto", "cuda") and torch.cuda.is_available():
         found = assign(config, torch.cuda.device_count(), VISIBLE in os.environ)
-        wanted = f"cuda:{found[process_name(role, rank)]}"
+        wanted = f"cuda:{found[process_name(config, role, rank)]}"
     device = resolve_device(wanted)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -34,9 +34,10 @@ def place(config: PipelineConfig, role: str, rank: int = 0) -> torch.device:
 def assign(config: PipelineConfig, count: int, restricted: bool = False) -> dict[str, int]:
     """Index among ``count`` visible GPUs of every model process that computes on one.
 
-    Where the configuration names no particular GPU, target ranks take the first ones and the draft
-    the one after them, or shares the first if there is none left. ``restricted``: something chose
-    which GPUs this process sees; if it is one, that is this rank's own, whatever its number.
+    Where the configuration names no particular GPU, target ranks take the first ones and draft
+    workers those after them in turn, or if there are none, the target's. One that is named holds
+    all workers. ``restricted``: something chose which GPUs this process sees; if it is one, that is
+    this rank's own, whatever its number.
 
     Raises ConfigError if the ranks need more GPUs than there are.
     """
@@ -48,11 +49,13 @@ def assign(config: PipelineConfig, count: int, restricted: bool = False) -> dict
         if index is not None:
             if index >= count and target.tp > 1:
                 raise ConfigError("target.tp", f"{target.tp} ranks need as many GPUs, not {count}")
-            found[process_name("target", rank)] = index
-    if config.speculative:
-        index = _index(draft.device, target.tp if target.tp < count else 0)
+            found[process_name(config, "target", rank)] = index
+    for rank, name in enumerate(process_names(config, "draft")):
+        beside = count - target.tp
+        otherwise = target.tp + rank % beside if beside > 0 else rank % max(1, count)
+        index = _index(draft.device, otherwise)
         if index is not None:
-            found["draft"] = index
+            found[name] = index
     return found
 
 
@@ -109,7 +112,7 @@ def kv_blocks(
     one = -(-(sizes.max_model_len + sizes.k + 1) // size)
     free, _ = torch.cuda.mem_get_info(model.backend.device)
     share = section.memory_share / sharers(
-        config, process_name(role, rank), torch.cuda.device_count()
+        config, process_name(config, role, rank), torch.cuda.device_count()
     )
     affordable = int(free * share) // model.kv_bytes_per_block(size)
     if affordable < one:

@@ -25,7 +25,8 @@ from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe import logs
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ConfigError, PeerLost, SsdPipeError
-from ssd_pipe.threads import process_cores, thread_count, thread_environment
+from ssd_pipe.members import process_name
+from ssd_pipe.threads import process_cores, thread_count, thread_environment, worker_cores
 
 DRAFT_NICENESS = 5
 HUB_ROLE = "scheduler"
@@ -39,7 +40,7 @@ class Runtime:
     Attributes:
         name: process name: "frontend", "scheduler", "draft", "target-0", ...
         role: the same without the rank.
-        rank: tensor-parallel rank of a target, 0 otherwise.
+        rank: tensor-parallel rank of a target, number of a draft worker, 0 otherwise.
         config: the configuration.
         rundir: the run directory, held as long as the process lives.
         log: logger of this process.
@@ -64,7 +65,7 @@ class Runtime:
     ) -> None:
         self.role = role
         self.rank = rank
-        self.name = process_name(role, rank)
+        self.name = process_name(config, role, rank)
         self.config = config
         self.rundir = rundir
         self.log = log
@@ -151,7 +152,7 @@ def run_process(
         role: "frontend", "scheduler", "target" or "draft". The scheduler's body runs the Hub.
         config: the configuration, the same in all processes.
         body: the process's own work. It loads, calls ``ready``, and loops until ``stopping``.
-        rank: tensor-parallel rank of a target.
+        rank: tensor-parallel rank of a target, number of a draft worker.
         need_bytes: shared memory the run needs, if this process is the first and makes it.
         hub_endpoint: address of the hub; empty = the socket in the run directory.
         pretty_logs: see logs.configure.
@@ -159,7 +160,7 @@ def run_process(
     Started by a supervisor, which says so in SSD_SUPERVISOR_PID, the process gets SIGTERM when
     the supervisor's thread that started it ends.
     """
-    name = process_name(role, rank)
+    name = process_name(config, role, rank)
     _set_title(name)
     stopping = StopFlag()
     _handle_signals(stopping)
@@ -171,7 +172,7 @@ def run_process(
             folder = logs.log_folder(config.run.log_dir, rundir.name)
             log = logs.configure(name, folder / f"{name}.jsonl", config.run.log_level, pretty_logs)
             stack.callback(logs.close)
-            threads = _take_cores(role, config)
+            threads = _take_cores(role, rank, config)
             runtime = Runtime(role, rank, config, rundir, log, stopping, threads)
             log.info("start", pid=os.getpid(), run=rundir.name, threads=threads)
             if role == HUB_ROLE:
@@ -193,11 +194,6 @@ def run_process(
                 runtime.link.close()
             runtime.log.info("exit", status=status, reason=stopping.reason)
     return status
-
-
-def process_name(role: str, rank: int = 0) -> str:
-    """The name a process goes by everywhere: its role, for targets with the rank."""
-    return f"{role}-{rank}" if role == "target" else role
 
 
 def _join(role: str, config: PipelineConfig, need_bytes: int) -> RunDir:
@@ -249,7 +245,7 @@ def _die_with_supervisor(stopping: StopFlag) -> None:
         stopping.check()
 
 
-def _take_cores(role: str, config: PipelineConfig) -> int:
+def _take_cores(role: str, rank: int, config: PipelineConfig) -> int:
     """Pin this process as configured; returns its thread count. Raises ConfigError."""
     # Counted before pinning: a share of the machine's cores, not of this process's own.
     threads = thread_count(config, role)
@@ -257,7 +253,7 @@ def _take_cores(role: str, config: PipelineConfig) -> int:
     os.environ.update(thread_environment(config, role))
     if cores:
         try:
-            os.sched_setaffinity(0, cores)
+            os.sched_setaffinity(0, worker_cores(config, cores, rank) if role == "draft" else cores)
         except OSError:
             section = role if role in ("target", "draft") else "run"
             there = sorted(os.sched_getaffinity(0))

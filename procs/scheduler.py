@@ -64,7 +64,8 @@ def run(runtime: Runtime) -> None:
         facts = hub.wait_ready(config.run.ready_timeout)
         blocks = min(f["num_blocks"] for f in facts.values() if "num_blocks" in f)
         if draft is not None:
-            draft.begin(facts.get("draft", {}).get("draft_blocks", 0))
+            counts = [f["draft_blocks"] for f in facts.values() if "draft_blocks" in f]
+            draft.begin(min(counts, default=0))
         cache = draft.map_cache() if draft is not None and config.mode == "ssd" else None
         scheduler = _scheduler(config, sizes, blocks)
         planner = RoundPlanner(config.mode, config.speculation, cache)
@@ -136,7 +137,8 @@ class _Loop:
         self._times = times
         self._synthetic = SyntheticOutcomes.of(runtime.config.speculation)
         if self._synthetic is not None:
-            runtime.log.warning("synthetic acceptance: the text means nothing")
+            label = self._synthetic.label
+            runtime.log.warning(f"synthetic acceptance ({label}): the text means nothing")
         self._arrived: list[ToScheduler] = []
         self._leases: LeaseFollower | None = None
         self._untold: _Told | None = None
@@ -285,6 +287,7 @@ class _Loop:
                     planner.suspend(self._scheduler.running)
                     handovers, leased = {}, None
                 self._send_step(step, handovers, leased)
+                draft.send_rest(decoding)
             else:
                 self._send_step(step, handovers, leased)
                 draft.send(planner.plan_draft(step, backups, handovers), leased)
@@ -326,7 +329,7 @@ class _Loop:
         for row, outcome in zip(step.sampled, result.outcomes, strict=True):
             chain = chains.get(row.request.slot, 0)
             cached = self._planner.cached_tokens(row.request)
-            replayed.append(self._synthetic.replace(outcome, chain, cached))
+            replayed.append(self._synthetic.replace(outcome, chain, row.request.rid, cached))
         return replayed
 
     def _flush_drops(self) -> None:

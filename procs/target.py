@@ -28,6 +28,7 @@ from procs.runtime import Runtime
 from procs.target_leases import run_lease
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
+from ssd_pipe.engine.partition import maker
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
@@ -185,20 +186,24 @@ class _Proposals:
     def __init__(self, runtime: Runtime, sizes: Dimensions) -> None:
         self._rundir = runtime.rundir
         self._sizes = sizes
-        self._handover: Handover | None = None
+        self._workers = max(1, runtime.config.draft_workers)
+        self._handovers: dict[int, Handover] = {}
         self._in_time = True
 
     def __call__(self, slot: int, number: int, length: int) -> torch.Tensor | None:
-        if self._handover is None:
-            sizes = self._sizes
-            self._handover = Handover.open(
-                self._rundir.segment("handover"),
-                Doorbell(self._rundir.bell("handover")),
+        worker = maker(number, self._workers)
+        handover = self._handovers.get(worker)
+        if handover is None:
+            sizes, name = self._sizes, channels.handover(worker)
+            handover = self._handovers[worker] = Handover.open(
+                self._rundir.segment(name),
+                Doorbell(self._rundir.bell(name)),
                 sizes.slots,
                 sizes.k,
                 sizes.vocab_size,
+                self._workers,
             )
         timeout = HANDOVER_TIMEOUT if self._in_time else 0.0
-        rows = self._handover.take(slot, number, length, timeout)
-        self._in_time = self._handover.arrived(slot, number)
+        rows = handover.take(slot, number, length, timeout)
+        self._in_time = handover.arrived(slot, number)
         return None if rows is None else torch.from_numpy(rows)

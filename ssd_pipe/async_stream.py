@@ -149,5 +149,6 @@ def _summed(metrics: list[RequestMetrics]) -> RequestMetrics | None:
         if counts["rounds"] and speculative
         else None,
         hit_rate=counts["cache_hits"] / queries if queries else None,
+        synthetic=any(m.synthetic for m in metrics),
         **counts,
     )

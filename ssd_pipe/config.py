@@ -25,7 +25,8 @@ FanOut = int | list[int]
 
 MAX_K = 32
 MAX_FAN_OUT = 64
-MAX_BRANCHES = 256
+MAX_BRANCHES = 256  # that one draft worker extends
+MAX_DRAFT_WORKERS = 4
 MAX_PROFILED = 1000
 
 
@@ -82,9 +83,15 @@ class TargetSection(ModelSection, frozen=True, kw_only=True):
 
 
 class DraftSection(ModelSection, frozen=True, kw_only=True):
-    """The draft model."""
+    """The draft model.
+
+    Attributes:
+        workers: draft processes, each with the whole model; in ssd they share the branches of
+            every round. In sd one is started, for there are no branches.
+    """
 
     model: str = "smollm2-draft-16m"
+    workers: int = 1
 
 
 class SpeculationSection(Section, frozen=True, kw_only=True):
@@ -106,7 +113,7 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
         taper: share of the branches that go on from one depth to the next, the likeliest first;
             1 extends all of them to depth k, and so do CUDA graphs.
         synthetic_acceptance: for timing models that do not know each other; empty = off. The
-            chance a draft token is accepted, or a file (see ``engine.synthetic``). The text that
+            chance a draft token is accepted, or a file (``engine.acceptance_trace``). The text that
             comes out means nothing.
         synthetic_hit_rate: with a rate above, the chance that an outcome is a cached one.
         leased_rounds: let target and draft on two GPUs of one machine run rounds without the
@@ -242,6 +249,11 @@ class PipelineConfig(Section, frozen=True, kw_only=True):
     def speculative(self) -> bool:
         return self.mode != "ar"
 
+    @property
+    def draft_workers(self) -> int:
+        """Draft processes of this mode."""
+        return {"ar": 0, "sd": 1, "ssd": self.draft.workers}[self.mode]
+
     def validate(self) -> None:
         """Raise ConfigError naming the first setting out of range."""
         _check_ranges(self)
@@ -265,8 +277,6 @@ def fan_out_counts(fan_out: FanOut, k: int, field: str = "speculation.fan_out") 
         raise ConfigError(field, f"a list needs k + 1 = {k + 1} counts, got {len(counts)}")
     if any(c < 0 or c > MAX_FAN_OUT for c in counts):
         raise ConfigError(field, f"each count must be 0..{MAX_FAN_OUT}, got {fan_out!r}")
-    if not 1 <= sum(counts) <= MAX_BRANCHES:
-        raise ConfigError(field, f"branches in all must be 1..{MAX_BRANCHES}, got {sum(counts)}")
     return counts
 
 
@@ -299,9 +309,10 @@ def _check_ranges(config: PipelineConfig) -> None:
         if any(core < 0 for core in cpus):
             raise ConfigError(f"{name}.cpus", f"core numbers must be >= 0, got {cpus}")
     within("speculation.k", spec.k, 1, MAX_K)
-    fan_out_counts(spec.fan_out, spec.k)
+    within("draft.workers", config.draft.workers, 1, MAX_DRAFT_WORKERS)
+    _check_branches(config, "speculation.fan_out", spec.fan_out)
     if spec.fan_out_miss is not None:
-        fan_out_counts(spec.fan_out_miss, spec.k, "speculation.fan_out_miss")
+        _check_branches(config, "speculation.fan_out_miss", spec.fan_out_miss)
     within("speculation.saguaro_c", spec.saguaro_c, 0, 1)
     if spec.saguaro_c < 1 and spec.rule != "rejection":
         raise ConfigError("speculation.saguaro_c", "below 1 needs speculation.rule = 'rejection'")
@@ -344,6 +355,15 @@ def _check_ranges(config: PipelineConfig) -> None:
     within("run.restart_window", run.restart_window, 1, 86400)
     if run.name and not all(c.isalnum() or c in "-_." for c in run.name):
         raise ConfigError("run.name", f"letters, digits, '-', '_' and '.' only, got {run.name!r}")
+
+
+def _check_branches(config: PipelineConfig, field: str, fan_out: FanOut) -> None:
+    """Every worker has a branch of each row, and none more than it may."""
+    workers = config.draft.workers
+    low, high = workers, workers * MAX_BRANCHES
+    total = sum(fan_out_counts(fan_out, config.speculation.k, field))
+    if not low <= total <= high:
+        raise ConfigError(field, f"branches in all must be {low}..{high}, got {total}")
 
 
 def config_from_mapping(mapping: dict[str, Any]) -> PipelineConfig:

@@ -10,6 +10,7 @@ from ipc.messages import TOKEN_BYTES
 from ipc.shm_channel import DEFAULT_CAPACITY
 from models.config import ModelConfig
 from ssd_pipe.config import PipelineConfig, branch_budget
+from ssd_pipe.engine.partition import part_entries
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.hub import resolve
 
@@ -25,8 +26,9 @@ class Dimensions:
         max_model_len: tokens of one request, prompt and output.
         vocab_size: of both models.
         target_blocks, draft_blocks: KV blocks for trunks.
-        scratch_blocks: KV blocks of the draft for branches.
-        slots, branches, k: shape of the speculation cache.
+        scratch_blocks: KV blocks of a draft worker for its branches.
+        slots, branches, k: shape of the speculation cache, all draft workers together.
+        worker_branches: branches of a sequence that one draft worker extends.
         plan_bytes: capacity of the channel to the draft; a plan may bring every sequence's prompt.
         target_plan_bytes: capacity of a target's channel; a plan may bring one prompt besides.
     """
@@ -38,6 +40,7 @@ class Dimensions:
     scratch_blocks: int
     slots: int
     branches: int
+    worker_branches: int
     k: int
     plan_bytes: int
     target_plan_bytes: int
@@ -63,6 +66,7 @@ def dimensions(config: PipelineConfig) -> Dimensions:
     max_len = wanted or limit
     size, slots = config.cache.block_size, config.scheduler.max_num_seqs
     branches = branch_budget(spec)
+    own = part_entries(branches, max(1, config.draft_workers))
     one = -(-(max_len + spec.k + 1) // size)
 
     def blocks(field: str, wanted: int, model: ModelConfig) -> int:
@@ -73,9 +77,10 @@ def dimensions(config: PipelineConfig) -> Dimensions:
         vocab_size=target.vocab_size,
         target_blocks=blocks("target_blocks", config.cache.target_blocks, target),
         draft_blocks=blocks("draft_blocks", config.cache.draft_blocks, draft) if draft else 0,
-        scratch_blocks=-(-slots * branches * spec.k // size) if config.mode == "ssd" else 0,
+        scratch_blocks=-(-slots * own * spec.k // size) if config.mode == "ssd" else 0,
         slots=slots,
         branches=branches,
+        worker_branches=own,
         k=spec.k,
         plan_bytes=plan_bytes(slots, max_len),
         target_plan_bytes=plan_bytes(1, max_len),

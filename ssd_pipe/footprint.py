@@ -6,7 +6,7 @@ from ipc.handover import Handover
 from ipc.round_records import RoundRecords
 from ssd_pipe.config import PipelineConfig, branch_budget
 from ssd_pipe.dimensions import plan_bytes
-from ssd_pipe.engine import speculation_cache
+from ssd_pipe.engine import partitioned_cache
 
 MIB = 1 << 20
 RING_BYTES = MIB
@@ -15,8 +15,8 @@ FIXED_BYTES = MIB  # sockets, doorbells, config, locks
 
 
 def channels(config: PipelineConfig) -> int:
-    """Hot-path channels: one per target rank, one more to the draft."""
-    return config.target.tp + (1 if config.speculative else 0)
+    """Hot-path channels: one per target rank, one more to each draft worker."""
+    return config.target.tp + config.draft_workers
 
 
 def cache_bytes(config: PipelineConfig) -> int:
@@ -24,7 +24,9 @@ def cache_bytes(config: PipelineConfig) -> int:
     spec = config.speculation
     if config.mode != "ssd":
         return 0
-    return speculation_cache.size_bytes(config.scheduler.max_num_seqs, branch_budget(spec), spec.k)
+    return partitioned_cache.size_bytes(
+        config.scheduler.max_num_seqs, branch_budget(spec), spec.k, config.draft_workers
+    )
 
 
 def records_bytes(config: PipelineConfig) -> int:
@@ -36,10 +38,11 @@ def records_bytes(config: PipelineConfig) -> int:
 
 
 def handover_bytes(config: PipelineConfig, vocab_size: int) -> int:
-    """Draft distributions for the rejection rule."""
+    """Draft distributions for the rejection rule, of every draft worker."""
     if not config.speculative or config.speculation.rule != "rejection":
         return 0
-    return Handover.size_bytes(config.scheduler.max_num_seqs, config.speculation.k, vocab_size)
+    slots, k = config.scheduler.max_num_seqs, config.speculation.k
+    return config.draft_workers * Handover.size_bytes(slots, k, vocab_size)
 
 
 def shared_bytes(config: PipelineConfig, vocab_size: int, max_model_len: int = 0) -> int:
@@ -52,7 +55,7 @@ def shared_bytes(config: PipelineConfig, vocab_size: int, max_model_len: int = 0
         FIXED_BYTES
         + channels(config) * RINGS_PER_CHANNEL * RING_BYTES
         + config.target.tp * plan_bytes(1, max_len)
-        + (plan_bytes(config.scheduler.max_num_seqs, max_len) if config.speculative else 0)
+        + config.draft_workers * plan_bytes(config.scheduler.max_num_seqs, max_len)
         + cache_bytes(config)
         + records_bytes(config)
         + handover_bytes(config, vocab_size)

@@ -9,6 +9,7 @@ from ssd_pipe.children import command_for
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.gateway_address import LISTENER_VARIABLE
 from ssd_pipe.group import ProcessGroup
+from ssd_pipe.members import process_names
 from ssd_pipe.threads import thread_environment
 
 ROLES = ("scheduler", "target", "draft", "frontend", "gateway")
@@ -16,15 +17,10 @@ ROLES = ("scheduler", "target", "draft", "frontend", "gateway")
 
 def members(config: PipelineConfig) -> dict[str, tuple[str, int]]:
     """Role and rank of every process by its name, in the order they are started."""
-    ranks = {
-        "target": config.target.tp,
-        "draft": int(config.speculative),
-        "gateway": int(config.gateway.enabled),
-    }
     return {
-        f"target-{rank}" if role == "target" else role: (role, rank)
+        name: (role, rank)
         for role in ROLES
-        for rank in range(ranks.get(role, 1))
+        for rank, name in enumerate(process_names(config, role))
     }
 
 

@@ -18,6 +18,8 @@ def unsupported(config: PipelineConfig, device_type: str) -> str:
         return f"the rule {spec.rule!r} is judged by the host"
     if config.target.tp > 1:
         return "tensor parallelism"
+    if config.draft_workers > 1:
+        return "several draft workers"
     for name, section in (("target", config.target), ("draft", config.draft)):
         if section.enforce_eager or section.backend not in ("auto", "cuda"):
             return f"the {name} runs without CUDA graphs"

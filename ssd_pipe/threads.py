@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ssd_pipe.config import ModelSection, PipelineConfig
 from ssd_pipe.errors import ConfigError
+from ssd_pipe.members import process_count
 
 SPIN_COUNT = "2000"
 GPU_DEVICE = "/dev/nvidiactl"
@@ -50,7 +51,7 @@ def process_cores(
     drafting = config.draft.cpus
     if not target and not drafting:
         wanted = thread_count(config, "target", len(cores)) * config.target.tp
-        beside = thread_count(config, "draft", len(cores))
+        beside = _drafting(config, len(cores))
         if wanted + beside != len(cores):
             return []  # the operating system has room to move, or none to keep apart
         target, drafting = cores[:wanted], cores[wanted:]
@@ -70,8 +71,9 @@ def thread_count(config: PipelineConfig, role: str, cores: int | None = None) ->
 
     The setting ``threads`` decides if it is not 0, then the number of ``cpus``. Otherwise: alone or
     taking turns (ar, sd), target and draft each use every core; in ssd, where both are busy at
-    once, the draft, which has the smaller model, gets a quarter of the cores (at least one) and
-    the target the rest. Target ranks share the target's cores.
+    once, a draft worker, which has the smaller model, gets a quarter of the cores (at least one),
+    several of them at most half, and the target the rest. Target ranks share the target's cores,
+    draft workers the draft's.
     Frontend and scheduler do no arithmetic: 1.
     """
     if role not in ("target", "draft"):
@@ -79,16 +81,35 @@ def thread_count(config: PipelineConfig, role: str, cores: int | None = None) ->
     section: ModelSection = config.target if role == "target" else config.draft
     if section.threads:
         return section.threads
-    ranks = config.target.tp if role == "target" else 1
+    processes = max(1, process_count(config, role))
     total = cores if cores is not None else len(available_cores())
     if section.cpus:
         share = len(section.cpus)
     elif config.mode != "ssd":
         share = total
     else:
-        drafting = max(1, total // 4)
+        drafting = _share_of_drafts(config, total)
         share = drafting if role == "draft" else total - drafting
-    return max(1, share // ranks)
+    return max(1, share // processes)
+
+
+def _share_of_drafts(config: PipelineConfig, total: int) -> int:
+    """Cores of all draft workers together, in ssd."""
+    return max(1, min(total // 2, config.draft_workers * max(1, total // 4)))
+
+
+def _drafting(config: PipelineConfig, total: int) -> int:
+    """Cores that the draft workers keep busy, in ssd."""
+    if config.draft.threads:
+        return config.draft.threads * config.draft_workers
+    return _share_of_drafts(config, total)
+
+
+def worker_cores(config: PipelineConfig, cores: list[int], worker: int) -> list[int]:
+    """The part of the draft's ``cores`` that one of its workers keeps to; all of them if there is
+    not one for each."""
+    each = len(cores) // config.draft_workers
+    return cores[worker * each : (worker + 1) * each] if each else cores
 
 
 def thread_environment(config: PipelineConfig, role: str) -> dict[str, str]:

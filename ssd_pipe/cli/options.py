@@ -45,6 +45,7 @@ SETTINGS = (
     Setting("--tp", "target.tp", int, "tensor-parallel target processes"),
     Setting("--target", "target.model", str, "target model: folder, hub id or built-in name"),
     Setting("--draft", "draft.model", str, "draft model, likewise"),
+    Setting("--draft-workers", "draft.workers", int, "draft processes that share the branches"),
     Setting("--run", "run.name", str, "name of the run"),
     Setting("--endpoint", "run.endpoint", str, "public ZeroMQ address, tcp:// or ipc://"),
     Setting("--curve-secret-key", "run.curve_secret_key", str, "secret certificate of --endpoint"),

@@ -63,7 +63,9 @@ def up(
 def run(
     source: ConfigSource,
     role: Annotated[Role, typer.Argument(help="which process")],
-    rank: Annotated[int, typer.Option("--rank", min=0, help="rank of a target process")] = 0,
+    rank: Annotated[
+        int, typer.Option("--rank", min=0, help="rank of a target, number of a draft")
+    ] = 0,
 ) -> int:
     """Start one process of a run in the foreground; the first one makes the run.
 

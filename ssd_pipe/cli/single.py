@@ -15,6 +15,7 @@ from ssd_pipe.config import PipelineConfig
 from ssd_pipe.config_load import decode
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import shared_bytes
+from ssd_pipe.members import process_count
 from ssd_pipe.preflight import check_models
 from ssd_pipe.threads import check_cpus, thread_environment
 
@@ -84,6 +85,6 @@ def _check_part(config: PipelineConfig, role: str, rank: int) -> None:
         raise ConfigError(
             "gateway.enabled", f"run {config.run.name!r} was started without a gateway (--http)"
         )
-    ranks = config.target.tp if role == "target" else 1
+    ranks = process_count(config, role)
     if rank >= ranks:
         raise ConfigError("--rank", f"{role} has ranks 0..{ranks - 1}, got {rank}")

@@ -31,6 +31,8 @@ def print_status(reply: StatusReply) -> None:
     )
     if reply.degraded:
         console.print(f"degraded: {reply.degraded}", style="yellow")
+    if reply.synthetic:
+        console.print(f"SYNTHETIC ACCEPTANCE {reply.synthetic}: text and rates are no model's")
     table = Table("process", "pid", "state", "detail", box=None)
     for process in reply.processes:
         detail = process.detail or (f"HTTP on port {process.port}" if process.port else "")

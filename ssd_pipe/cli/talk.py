@@ -103,6 +103,8 @@ def print_metrics(numbers: RequestMetrics) -> None:
         parts.append(f"cache hit rate {numbers.hit_rate:.2f}")
     if numbers.accepted_mean is not None:
         parts.append(f"mean accepted length {numbers.accepted_mean:.2f}")
+    if numbers.synthetic:
+        parts.append("SYNTHETIC ACCEPTANCE")
     print(" | ".join(parts), file=sys.stderr)
 
 

@@ -9,6 +9,9 @@ The order of a round, for all of its rows together:
 
 ``round`` is a generator that yields between passes, so that its caller can drop the rest of a round
 when the outcome has already come.
+
+With several workers each does all of this, but extends and publishes only its share of the branches
+(``engine.partition``). Backups are worker 0's: the others get the plan with those chains filled in.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from ssd_pipe.drafting.tree import BranchBatches, Branches, Tree
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.engine import fanout
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
+from ssd_pipe.engine.partition import Share, part_entries
 from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice
@@ -78,7 +82,10 @@ class Speculator:
     """The draft model, its KV and trunks, and the writing side of the speculation cache.
 
     ``scratch_start`` is the first flat KV slot of the scratch region, which holds
-    max_num_seqs * budget * k branch tokens; ``blocks`` manages the KV before it.
+    max_num_seqs * budget * k tokens of this worker's branches; ``blocks`` manages the KV before it.
+
+    Attributes:
+        budget: most branches of a row, all workers together.
     """
 
     def __init__(
@@ -92,10 +99,12 @@ class Speculator:
         handover: Recipient | None,
         grammars: Grammars | None = None,
         graphs: GraphedDraft | None = None,
+        share: Share = Share(),
     ) -> None:
-        """``graphs`` make the passes they take."""
+        """``graphs`` make the passes they take; ``cache`` is the part of worker ``share``."""
         self._model = model
         self._graphs = graphs
+        self._share = share
         self._kv = kv
         self._blocks = blocks
         self._scratch_start = scratch_start
@@ -136,7 +145,7 @@ class Speculator:
             self._learn(trunk, row.tokens)
             trunk.commit(row.length, row.tokens)
             self._blocks.commit(trunk.table, trunk.tokens, min(trunk.agreed, len(trunk.tokens) - 1))
-            if row.handover and not row.backup:
+            if row.handover and not row.backup and self._share.makes(row.handover):
                 self._hand_over_branch(row)
 
     def _begin(self, trunk: Trunk) -> None:
@@ -362,9 +371,10 @@ class Speculator:
                 chain_scores[span][: len(chain)],
                 self._tests(row, len(chain)),
             )
-            outcomes = self._select(self._trunks[row.slot], row, candidates)
+            ranked = self._select(self._trunks[row.slot], row, candidates)
             self._asked[row.slot] = candidates
-            branches = Branches(row, self._trunks[row.slot], outcomes)
+            outcomes = self._share.of(row.slot, ranked)
+            branches = Branches(row, self._trunks[row.slot], outcomes, len(ranked), self._share)
             tree.rows[row.slot] = branches
             entries = [(row.prefix_hash, k, t) for k, t in outcomes]
             goals = branches.goals(self._spec.k, taper) if taper < 1 else None
@@ -448,7 +458,8 @@ class Speculator:
             return
         self._study()
         device = self._model.backend.device
-        branches = BranchBatches(tree, self._scratch_start, self.budget, spec.k, device)
+        own = part_entries(self.budget, self._share.workers)
+        branches = BranchBatches(tree, self._scratch_start, own, spec.k, device)
         chains = {slot: self._asked[slot].chain for slot in tree.rows}
         suffixes = tree.suffixes(chains)
 
@@ -580,7 +591,8 @@ class Speculator:
 
     def _hand_over_branch(self, row: DraftRow) -> None:
         """Distributions of a chain that came out of the cache."""
-        self._hand_over(row, self._tree.distributions(row.slot, row.entry, len(row.chain)))
+        place = self._share.place(row.entry)
+        self._hand_over(row, self._tree.distributions(row.slot, place, len(row.chain)))
 
     def _hand_over(self, row: DraftRow, q: torch.Tensor | None) -> None:
         if row.handover and self._handover is not None:

@@ -8,6 +8,7 @@ next only the leading share goes on (``taper``), because the last places are sel
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,23 +17,33 @@ import torch
 from ipc.messages import DraftRow
 from models.batch import ForwardBatch
 from ssd_pipe.drafting.trunk import Trunk
+from ssd_pipe.engine.partition import Share
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.processors import Place, SequenceRules
 
 
 @dataclass(slots=True)
 class Branches:
-    """The branches of one row; entry i of the cache is outcome i, (k, t*)."""
+    """The branches of one row that this worker extends.
+
+    Attributes:
+        outcomes: (k, t*) of each, likeliest first; place i in this worker's part of the cache.
+        total: branches of the row, all workers together.
+        share: which of them are this worker's.
+    """
 
     row: DraftRow
     trunk: Trunk
-    outcomes: list[tuple[int, int]]
+    outcomes: Sequence[tuple[int, int]]
+    total: int
+    share: Share
 
     def alive(self, step: int, taper: float) -> int:
         """Branches that get a token in pass ``step`` (from 0)."""
         if not self.outcomes:
             return 0
-        return max(1, math.ceil(len(self.outcomes) * taper**step))
+        leading = max(1, math.ceil(self.total * taper**step))
+        return self.share.count(self.row.slot, leading)
 
     def goals(self, k: int, taper: float) -> list[int]:
         """How many tokens each branch gets in k passes."""
@@ -74,14 +85,17 @@ class Tree:
             else []
         )
 
-    def distributions(self, slot: int, entry: int, depth: int) -> torch.Tensor | None:
-        """What the first ``depth`` tokens of an entry were drawn from [depth, V]; None if lost."""
+    def distributions(self, slot: int, place: int, depth: int) -> torch.Tensor | None:
+        """What the first ``depth`` tokens of a branch were drawn from [depth, V]; None if lost.
+
+        ``place``: its number among this worker's branches of the slot.
+        """
         rows = []
         for q, spans in zip(self.q[:depth], self.spans[:depth], strict=True):
             span = spans.get(slot)
-            if q is None or span is None or not 0 <= entry < span.stop - span.start:
+            if q is None or span is None or not 0 <= place < span.stop - span.start:
                 return None
-            rows.append(q[span.start + entry])
+            rows.append(q[span.start + place])
         return torch.stack(rows) if len(rows) == depth else None
 
 
@@ -117,7 +131,8 @@ class BranchBatches:
     def __init__(
         self, tree: Tree, scratch_start: int, budget: int, k: int, device: torch.device
     ) -> None:
-        """``budget`` * ``k`` scratch slots per sequence slot begin at ``scratch_start``."""
+        """``budget`` * ``k`` scratch slots per sequence slot begin at ``scratch_start``; ``budget``
+        is this worker's."""
         rows = list(tree.rows.values())
         counts = [len(b.outcomes) for b in rows]
         outcomes = np.array([o for b in rows for o in b.outcomes], np.int64).reshape(-1, 2)

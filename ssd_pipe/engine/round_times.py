@@ -17,6 +17,7 @@ class RoundTimes(msgspec.Struct):
     the waits for the draft; rounds that follow an idle spell are not counted in it. A mean says
     what it costs in all; ``overhead_at``, how many rounds had how many times OVERHEAD_BIN of it
     (the last: more), says what a round costs that nothing else on the machine got in the way of.
+    ``draft_busy`` is the mean of the draft workers.
     """
 
     verify_seconds: float = 0.0

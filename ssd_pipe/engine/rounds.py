@@ -19,9 +19,10 @@ from ssd_pipe.config import Mode, SpeculationSection
 from ssd_pipe.engine import hashing
 from ssd_pipe.engine.ngram import NgramProposer
 from ssd_pipe.engine.pacing import AcceptanceEstimator, StageTimes, best_chain_length, worth_waiting
+from ssd_pipe.engine.partition import numbered, owner
+from ssd_pipe.engine.partitioned_cache import PartitionedCache
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.scheduler import Emission, Row, Step
-from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.params import NoiseKey
 
 PROBE_EVERY = 8
@@ -64,11 +65,12 @@ class RoundPlanner:
     """
 
     def __init__(
-        self, mode: Mode, spec: SpeculationSection, cache: SpeculationCache | None
+        self, mode: Mode, spec: SpeculationSection, cache: PartitionedCache | None
     ) -> None:
         self._mode = mode
         self._spec = spec
         self._cache = cache
+        self._workers = cache.workers if cache is not None else 1
         self._ngrams: dict[int, NgramProposer] = {}
         self._missed: set[int] = set()
         self._handovers = 0
@@ -260,7 +262,8 @@ class RoundPlanner:
 
     def number_handovers(self, step: Step, backups: dict[int, int]) -> dict[int, int]:
         """By slot, the numbers under which the draft hands over the distributions that judge the
-        chains of a step (rejection rule); rows without one are judged as point masses."""
+        chains of a step (rejection rule); rows without one are judged as point masses. The number
+        also tells which draft worker: the one that owns the entry, and for backups the first."""
         numbers: dict[int, int] = {}
         if self._spec.rule != "rejection":
             return numbers
@@ -269,7 +272,10 @@ class RoundPlanner:
             drawn = request.slot in backups or (request.sampled_chain and request.chain)
             if drawn and request.key.temperature > 0:
                 self._handovers += 1
-                numbers[request.slot] = self._handovers
+                maker = 0
+                if request.slot not in backups:
+                    maker = owner(request.slot, request.entry, self._workers)
+                numbers[request.slot] = numbered(self._handovers, maker, self._workers)
         return numbers
 
     def plan_draft(

@@ -13,29 +13,20 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from ipc.messages import RowOutcome
 from ssd_pipe.config import SpeculationSection
+from ssd_pipe.engine.acceptance_trace import FIELD, TraceReplay, read_trace
 from ssd_pipe.errors import ConfigError
-
-FIELD = "speculation.synthetic_acceptance"
 
 Cached = Callable[[int], list[int]]
 """Accepted length -> recovery tokens that would be a hit."""
 
 
-class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of recorded rounds: tokens accepted, and whether the outcome was a hit."""
-
-    accepted: list[int]
-    hits: list[bool]
-
-
 class SyntheticOutcomes:
-    """Outcomes by rate, or out of a file, in turn and over again.
+    """Outcomes by rate, or out of a file (see ``acceptance_trace``).
 
-    The file is JSON: ``{"accepted": [5, 0, 3], "hits": [true, false, true]}``, one of each a round.
+    Attributes:
+        label: what they are made of, for whoever prints figures.
     """
 
     def __init__(self, acceptance: str, hit_rate: float, seed: int = 0) -> None:
@@ -43,14 +34,17 @@ class SyntheticOutcomes:
         self._random = random.Random(seed)
         self._hit_rate = hit_rate
         self._rate = 0.0
-        self._rounds = None
+        self._replay: TraceReplay | None = None
         try:
             self._rate = float(acceptance)
         except ValueError:
-            trace = _read(Path(acceptance))
-            self._rounds = itertools.cycle(list(zip(trace.accepted, trace.hits, strict=True)))
+            trace = read_trace(Path(acceptance))
+            self._replay = TraceReplay(trace, seed)
+            self.label = trace.label
+            return
         if not 0 <= self._rate <= 1:
             raise ConfigError(FIELD, f"a rate must be 0..1, got {acceptance}")
+        self.label = f"{self._rate:g} a token, hit rate {hit_rate:g}"
 
     @classmethod
     def of(cls, spec: SpeculationSection) -> SyntheticOutcomes | None:
@@ -59,12 +53,15 @@ class SyntheticOutcomes:
             return None
         return cls(spec.synthetic_acceptance, spec.synthetic_hit_rate)
 
-    def replace(self, outcome: RowOutcome, chain: int, cached: Cached) -> RowOutcome:
-        """What stands for the ``outcome`` of a chain of so many tokens.
+    def replace(self, outcome: RowOutcome, chain: int, rid: int, cached: Cached) -> RowOutcome:
+        """What stands for the ``outcome`` of a chain of so many tokens of request ``rid``.
 
         Where the cache holds nothing for the accepted length, a hit becomes a miss.
         """
-        accepted, hit = self._draw(chain)
+        if self._replay is not None:
+            accepted, hit = self._replay.draw(rid, chain)
+        else:
+            accepted, hit = self._draw(chain)
         known = cached(accepted)
         if hit and known:
             return RowOutcome(accepted, self._random.choice(known))
@@ -79,22 +76,7 @@ class SyntheticOutcomes:
         return [accepted * 2 + hit for accepted, hit in drawn]
 
     def _draw(self, chain: int) -> tuple[int, bool]:
-        if self._rounds is not None:
-            accepted, hit = next(self._rounds)
-            return min(accepted, chain), hit
         accepted = 0
         while accepted < chain and self._random.random() < self._rate:
             accepted += 1
         return accepted, self._random.random() < self._hit_rate
-
-
-def _read(path: Path) -> Trace:
-    try:
-        trace = msgspec.json.decode(path.read_bytes(), type=Trace)
-    except OSError as error:
-        raise ConfigError(FIELD, f"neither a rate nor a file: {path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise ConfigError(FIELD, f"{path}: {error}") from None
-    if not trace.accepted or len(trace.accepted) != len(trace.hits) or min(trace.accepted) < 0:
-        raise ConfigError(FIELD, f"{path}: as many hits as accepted lengths, at least one of each")
-    return trace

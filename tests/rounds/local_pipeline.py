@@ -16,13 +16,16 @@ import torch
 from ipc.messages import AddRequest, ChainReady, DraftPlan, Logprobs
 from models.backends.base import Backend
 from models.registry import load_model
+from models.transformer import Transformer
 from ssd_pipe.config import Mode, PipelineConfig, branch_budget
 from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
+from ssd_pipe.engine.partition import Share, part_entries, with_backups
+from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
-from ssd_pipe.engine.scheduler import Scheduler
-from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
+from ssd_pipe.engine.scheduler import Scheduler, Step
+from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
@@ -47,7 +50,13 @@ class LocalHandover:
 
 
 class LocalPipeline:
-    """``haste`` in [0, 1]: chance that a verification ends before the draft's next pass."""
+    """``haste`` in [0, 1]: chance that a verification ends before a draft worker's next pass.
+
+    Draft worker ``late`` never gets beyond its glue pass.
+
+    There are as many draft workers as ``config`` says, each with a model, blocks and trunks of its
+    own; ``draft_blocks`` are the first one's.
+    """
 
     def __init__(
         self,
@@ -58,6 +67,7 @@ class LocalPipeline:
         *,
         blocks: int = 64,
         haste: float = 0.0,
+        late: int = -1,
         seed: int = 0,
         backend: str | Backend = "reference",
         grammars: Grammars | None = None,
@@ -69,7 +79,7 @@ class LocalPipeline:
         spec, size = config.speculation, config.cache.block_size
         slots = config.scheduler.max_num_seqs
         self.random = random.Random(seed)
-        self.haste = haste
+        self.haste, self.late = haste, late
         self.config = config
         self.handover = LocalHandover()
         model = load_model(target, backend=backend)
@@ -81,42 +91,20 @@ class LocalPipeline:
             widths = (1 if mode == "ar" else spec.k + 1,)
             steps = GraphedSteps(model, kv, slots, limit, widths, leased=leased)
         self.verifier = Verifier(model, kv, size, spec.rule, self.handover.take, grammars, steps)
-        self.speculator: Speculator | None = None
+        self.speculators: list[Speculator] = []
+        self.all_draft_blocks: list[BlockManager] = []
         cache = None
         if mode != "ar":
-            draft_model = load_model(draft, dtype=draft_dtype, backend=backend)
-            branches = 64
-            shape = (slots, branches, spec.k)
-            cache = SpeculationCache(bytearray(size_bytes(*shape)), *shape, create=True)
-            scratch = -(-slots * branches * spec.k // size)
-            self.draft_blocks = BlockManager(blocks, size)
-            draft_kv = draft_model.make_kv(blocks + scratch, size)
-            draft_graphs = None
-            if graphs:
-                from ssd_pipe.drafting.graphed import GraphedDraft
-
-                budget = branch_budget(spec)
-                draft_graphs = GraphedDraft(
-                    draft_model,
-                    draft_kv,
-                    spec,
-                    blocks * size,
-                    budget,
-                    slots,
-                    limit,
-                    hooks=publisher,
-                )
-            self.speculator = Speculator(
-                draft_model,
-                draft_kv,
-                self.draft_blocks,
-                blocks * size,
-                cache,
-                spec,
-                self.handover,
-                grammars,
-                draft_graphs,
-            )
+            workers = config.draft.workers if mode == "ssd" else 1
+            shape = (slots, branch_budget(spec), spec.k)
+            memory = bytearray(size_bytes(*shape, workers))
+            for worker in range(workers):
+                share = Share(worker, workers)
+                part = make_part(memory, *shape, share)
+                draft_model = load_model(draft, dtype=draft_dtype, backend=backend)
+                self._add_draft(draft_model, part, share, blocks, graphs, grammars, publisher)
+            cache = PartitionedCache(memory, *shape, workers)
+            self.draft_blocks = self.all_draft_blocks[0]
         self.cache = cache
         self.planner = RoundPlanner(mode, spec, cache)
         self.target_blocks = BlockManager(blocks, size)
@@ -131,6 +119,35 @@ class LocalPipeline:
         self.outputs: dict[int, list[int]] = {}
         self.finish: dict[int, str] = {}
         self.logprobs: dict[int, list[Logprobs]] = {}
+
+    def _add_draft(
+        self,
+        model: Transformer,
+        cache: SpeculationCache,
+        share: Share,
+        blocks: int,
+        graphs: bool,
+        grammars: Grammars | None,
+        publisher: TreeHooks | None,
+    ) -> None:
+        config, spec, size = self.config, self.config.speculation, self.config.cache.block_size
+        slots, limit = config.scheduler.max_num_seqs, config.scheduler.max_model_len + spec.k + 1
+        budget = part_entries(branch_budget(spec), share.workers)
+        kv = model.make_kv(blocks + -(-slots * budget * spec.k // size), size)
+        made = None
+        if graphs:
+            from ssd_pipe.drafting.graphed import GraphedDraft
+
+            made = GraphedDraft(
+                model, kv, spec, blocks * size, budget, slots, limit, hooks=publisher
+            )
+        manager = BlockManager(blocks, size)
+        self.all_draft_blocks.append(manager)
+        self.speculators.append(
+            Speculator(
+                model, kv, manager, blocks * size, cache, spec, self.handover, grammars, made, share
+            )
+        )
 
     def add(
         self,
@@ -157,12 +174,11 @@ class LocalPipeline:
 
     def find_draft(self) -> None:
         """Another draft, or the same one, comes back and has forgotten everything."""
-        assert self.speculator is not None
-        self.speculator.apply(DraftPlan(round=0, rows=[], fresh=True))
         self.planner.drafting = True
-        for request in self.scheduler.running:
-            begin = self.planner.begin(request)
-            self.speculator.apply(DraftPlan(round=0, rows=[], begin=[begin]))
+        begin = [self.planner.begin(request) for request in self.scheduler.running]
+        for speculator in self.speculators:
+            speculator.apply(DraftPlan(round=0, rows=[], fresh=True))
+            speculator.apply(DraftPlan(round=0, rows=[], begin=begin))
 
     def step(self) -> None:
         """One round, exactly as procs.scheduler runs it."""
@@ -170,23 +186,12 @@ class LocalPipeline:
         if step is None:
             return
         handovers: dict[int, int] = {}
-        if self.speculator is not None and self.planner.drafting:
+        if self.speculators and self.planner.drafting:
             room = {r.request.slot: self.scheduler.chain_room(r.request) for r in step.decoding}
             backups = self.planner.prepare(step, room)
             handovers = self.planner.number_handovers(step, backups)
             plan = self.planner.plan_draft(step, backups, handovers)
-            by_slot = {r.request.slot: r.request for r in step.decoding}
-            self.speculator.apply(plan)
-
-            def answer(chain: ChainReady) -> None:
-                self.planner.take_backup(by_slot[chain.slot], chain)
-
-            for stage in self.speculator.round(plan, answer):
-                if stage != "backup" and self.random.random() < self.haste:
-                    break
-            if self.random.random() > self.haste:
-                while self.speculator.prefill():
-                    pass
+            self._draft(step, plan)
         verified = self.verifier.run(step.to_plan(handovers))
         chains = {r.request.slot: len(r.request.chain) for r in step.decoding}
         slots = [r.request.slot for r in step.sampled]
@@ -200,10 +205,29 @@ class LocalPipeline:
             if emission.finish:
                 self.finish[emission.request.rid] = emission.finish
 
+    def _draft(self, step: Step, plan: DraftPlan) -> None:
+        """Every worker's part of a round; the first one makes the backups."""
+        by_slot = {r.request.slot: r.request for r in step.decoding}
+
+        def answer(chain: ChainReady) -> None:
+            self.planner.take_backup(by_slot[chain.slot], chain)
+
+        for worker, speculator in enumerate(self.speculators):
+            if worker == 1:
+                plan = with_backups(plan, {slot: r.chain for slot, r in by_slot.items()})
+            haste = 1.0 if worker == self.late else self.haste
+            speculator.apply(plan)
+            for stage in speculator.round(plan, answer):
+                if stage != "backup" and self.random.random() < haste:
+                    break
+            if self.random.random() > haste:
+                while speculator.prefill():
+                    pass
+
     def run(self) -> dict[int, list[int]]:
         while self.scheduler.has_work:
             self.step()
         dropped = self.scheduler.take_dropped()
-        if self.speculator is not None:
-            self.speculator.apply(DraftPlan(round=0, rows=[], drop=dropped))
+        for speculator in self.speculators:
+            speculator.apply(DraftPlan(round=0, rows=[], drop=dropped))
         return self.outputs
