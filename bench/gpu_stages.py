@@ -70,7 +70,7 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
         tree_ms=median_ms(tree) if len(tree) >= len(glue) * UNCUT_SHARE else None,
         backups=len(backup),
         hit_gap_us=statistics.median(gaps) * 1e-3 if gaps else None,
-        hit_round_ms=_median_ms(rounds),
+        hit_round_ms=median_ms(rounds),
         leased=leased,
     )
 
@@ -79,10 +79,10 @@ def _hits(log_dir: Path, longest: int) -> tuple[list[float], list[float], float 
     """Gaps and lengths (ns) of rounds whose outcome, of a single row, was cached and ready."""
     hits = {
         event["step"]
-        for event in _events(log_dir / "scheduler.jsonl", "round")
+        for event in events(log_dir / "scheduler.jsonl", "round")
         if len(event["rows"]) == 1 and event["rows"][0]["hit"]
     }
-    steps = [e for e in _events(log_dir / "target-0.jsonl", "verify") if e["tokens"] <= longest]
+    steps = [e for e in events(log_dir / "target-0.jsonl", "verify") if e["tokens"] <= longest]
     gaps, rounds = [], []
     for one, other in pairwise(steps):
         ready = one["step"] in hits and not one.get("looks")

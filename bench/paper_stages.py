@@ -75,7 +75,10 @@ def read_batch(log_dir: Path, windows: Sequence[Window], rows: int) -> BatchStag
     if workers and outcomes:
         _add_draft(stages, workers, {event["plan"] for event in rounds})
         if stages.glue_ms is not None:
-            stages.hit_rate = statistics.fmean(bool(row["hit"]) for row in outcomes)
+            hits = [
+                row["hit"] for row in outcomes if row["hit"] is not None
+            ]  # null: it ended there
+            stages.hit_rate = statistics.fmean(hits) if hits else None
     return stages
 
 

@@ -55,7 +55,7 @@ class LocalPipeline:
     Draft worker ``late`` never gets beyond its glue pass.
 
     There are as many draft workers as ``config`` says, each with a model, blocks and trunks of its
-    own; ``draft_blocks`` are the first one's.
+    own; ``speculator`` and ``draft_blocks`` are the first one's.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class LocalPipeline:
             widths = (1 if mode == "ar" else spec.k + 1,)
             steps = GraphedSteps(model, kv, slots, limit, widths, leased=leased)
         self.verifier = Verifier(model, kv, size, spec.rule, self.handover.take, grammars, steps)
+        self.speculator: Speculator | None = None
         self.speculators: list[Speculator] = []
         self.all_draft_blocks: list[BlockManager] = []
         cache = None
@@ -104,7 +105,7 @@ class LocalPipeline:
                 draft_model = load_model(draft, dtype=draft_dtype, backend=backend)
                 self._add_draft(draft_model, part, share, blocks, graphs, grammars, publisher)
             cache = PartitionedCache(memory, *shape, workers)
-            self.draft_blocks = self.all_draft_blocks[0]
+            self.speculator, self.draft_blocks = self.speculators[0], self.all_draft_blocks[0]
         self.cache = cache
         self.planner = RoundPlanner(mode, spec, cache)
         self.target_blocks = BlockManager(blocks, size)
