@@ -42,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if "--load" in arguments:
+        from bench.load.run import main as load
+
+        return load(arguments)
     from bench.options import parse
 
     plan = parse(arguments)
