@@ -24,7 +24,7 @@ class TargetPort:
                 runtime,
                 channels.target_plans(rank),
                 StepPlan,
-                capacity=sizes.target_plan_bytes,
+                capacity=sizes.plan_bytes,
             )
             for rank in range(runtime.config.target.tp)
         ]

@@ -29,8 +29,7 @@ class Dimensions:
         scratch_blocks: KV blocks of a draft worker for its branches.
         slots, branches, k: shape of the speculation cache, all draft workers together.
         worker_branches: branches of a sequence that one draft worker extends.
-        plan_bytes: capacity of the channel to the draft; a plan may bring every sequence's prompt.
-        target_plan_bytes: capacity of a target's channel; a plan may bring one prompt besides.
+        plan_bytes: capacity of the channels that carry plans.
     """
 
     max_model_len: int
@@ -43,7 +42,6 @@ class Dimensions:
     worker_branches: int
     k: int
     plan_bytes: int
-    target_plan_bytes: int
 
 
 def dimensions(config: PipelineConfig) -> Dimensions:
@@ -82,14 +80,15 @@ def dimensions(config: PipelineConfig) -> Dimensions:
         branches=branches,
         worker_branches=own,
         k=spec.k,
-        plan_bytes=plan_bytes(slots, max_len),
-        target_plan_bytes=plan_bytes(1, max_len),
+        plan_bytes=plan_bytes(slots, max_len, size),
     )
 
 
-def plan_bytes(slots: int, max_model_len: int) -> int:
-    """Capacity of a channel whose plans may bring the prompts of so many sequences."""
-    return DEFAULT_CAPACITY + TOKEN_BYTES * slots * max_model_len
+def plan_bytes(slots: int, max_model_len: int, block_size: int) -> int:
+    """Capacity of a channel for plans: one may bring a prompt of full length, and the block table
+    of every sequence."""
+    tables = slots * -(-max_model_len // block_size)
+    return DEFAULT_CAPACITY + TOKEN_BYTES * (max_model_len + tables)
 
 
 def _block_bytes(model: ModelConfig, block_size: int) -> int:

@@ -51,11 +51,10 @@ def shared_bytes(config: PipelineConfig, vocab_size: int, max_model_len: int = 0
     ``max_model_len`` is what the models allow where the configuration leaves it to them.
     """
     max_len = config.scheduler.max_model_len or max_model_len
+    plans = plan_bytes(config.scheduler.max_num_seqs, max_len, config.cache.block_size)
     needed = (
         FIXED_BYTES
-        + channels(config) * RINGS_PER_CHANNEL * RING_BYTES
-        + config.target.tp * plan_bytes(1, max_len)
-        + config.draft_workers * plan_bytes(config.scheduler.max_num_seqs, max_len)
+        + channels(config) * (RINGS_PER_CHANNEL * RING_BYTES + plans)
         + cache_bytes(config)
         + records_bytes(config)
         + handover_bytes(config, vocab_size)

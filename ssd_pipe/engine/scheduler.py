@@ -2,8 +2,10 @@
 
 Pure: no clock, no socket, no tensor. One call of ``schedule`` plans one step; ``apply`` takes what
 the step gave. Decoding rows come first, then prompt chunks fill what is left of the token budget,
-so a long prompt delays others by one chunk at most. When blocks run out the newest sequence is
-preempted by recomputation: its blocks go, its tokens stay, and it comes back by the front door.
+so a long prompt delays others by one chunk at most, and chains leave a quarter of the budget to
+prompts while there are any. Requests get in, and prompts are read, in the order they came. When
+blocks run out the newest sequence is preempted by recomputation: its blocks go, its tokens stay,
+and it comes back by the front door.
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class Step:
     def decoding(self) -> list[Row]:
         return [row for row in self.rows if row.decoding]
 
-    def to_plan(self, handovers: dict[int, int]) -> StepPlan:
-        """The message for the target; ``handovers`` maps slots to hand-over numbers."""
+    def to_plan(self, handovers: dict[int, int], alone: bool = False) -> StepPlan:
+        """The message for the target; ``handovers`` maps slots to hand-over numbers, ``alone`` is
+        StepPlan's."""
         rows = []
         for row in self.rows:
             request = row.request
@@ -85,7 +88,7 @@ class Step:
             )
             for r in self.begun
         ]
-        return StepPlan(step=self.number, rows=rows, begin=begin, drop=self.dropped)
+        return StepPlan(self.number, rows, begin, self.dropped, alone)
 
 
 @dataclass(slots=True)
@@ -119,7 +122,8 @@ class Scheduler:
         max_num_seqs: slots.
         max_model_len: most tokens (prompt + output) of a request.
         max_batched_tokens: token budget of a step.
-        lookahead: proposals a decoding row may carry (K; 0 without speculation).
+        lookahead: proposals a decoding row may carry (0 without speculation); may be set before
+            each step.
         max_waiting: length of the waiting line.
     """
 
@@ -135,6 +139,7 @@ class Scheduler:
     _free_slots: list[int] = field(default_factory=list)
     _dropped: list[int] = field(default_factory=list)
     _steps: int = 0
+    _room: int = 0  # proposals a row may carry so that the step fits the token budget
 
     def __post_init__(self) -> None:
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
@@ -178,6 +183,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def load(self) -> int:
+        """Sequences that run, or will if none does yet."""
+        return len(self.running) or min(self.max_num_seqs, len(self.waiting))
+
     # ------------------------------------------------------------ planning
 
     def schedule(self) -> Step | None:
@@ -190,12 +200,12 @@ class Scheduler:
         preempted = self.preemptions
         rows: list[Row] = []
         begun: list[Request] = []
-        for request in list(self.running):
-            if request.status is not Status.RUNNING or not request.prefilled:
-                continue  # preempted a moment ago, or still in its prompt
+        decoding = [request for request in self.running if request.prefilled]
+        self._room = self._fitting(len(decoding))
+        for request in decoding:
+            if request.status is not Status.RUNNING:
+                continue  # preempted a moment ago
             need = 1 + self.chain_room(request)
-            if need > budget:
-                break
             if self._ensure(request, request.computed + need):
                 rows.append(Row(request, request.computed, 1, sample=True, decoding=True))
                 budget -= need
@@ -238,7 +248,13 @@ class Scheduler:
 
     def chain_room(self, request: Request) -> int:
         """Longest useful chain: its last accepted token still leaves room for t*."""
-        return max(0, min(self.lookahead, request.room - 1))
+        return max(0, min(self.lookahead, self._room, request.room - 1))
+
+    def _fitting(self, rows: int) -> int:
+        """Longest chains with which so many decoding rows fit the step beside a prompt's chunk."""
+        reading = len(self.running) > rows or (self.waiting and self._free_slots)
+        budget = self.max_batched_tokens * 3 // 4 if reading else self.max_batched_tokens
+        return max(0, budget // max(1, rows) - 1)
 
     # ------------------------------------------------------------ results
 
