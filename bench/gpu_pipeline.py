@@ -113,6 +113,7 @@ def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
         "speculation.k": k,
         "speculation.draft_vocab": 0,
         "speculation.leased_rounds": "-host" not in engine,
+        "speculation.adaptive": False,
         "scheduler.max_num_seqs": 1,
         "scheduler.max_model_len": args.max_model_len,
         "run.log_dir": str(args.log_dir),

@@ -132,8 +132,9 @@ def _sets(given: argparse.Namespace) -> list[str]:
 
 
 def _config(given: argparse.Namespace) -> PipelineConfig:
-    # A prompt that comes again is to cost what it cost first; --set can have it otherwise.
-    overrides: dict[str, Any] = {"cache.prefix_caching": False}
+    # A prompt that comes again is to cost what it cost first, and a method is measured as it is
+    # set; --set can have it otherwise.
+    overrides: dict[str, Any] = {"cache.prefix_caching": False, "speculation.adaptive": False}
     overrides |= dict(parse_set(text) for text in given.set)
     for name in OWN_RUNS:
         if name in overrides:

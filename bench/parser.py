@@ -66,6 +66,9 @@ def _what(made: argparse.ArgumentParser) -> None:
         help="tokens against transformers' on N prompts (50); status 1 if any differs",
     )
     what.add_argument("--quick", action="store_true", help="fewer prompts, tokens and repeats")
+    what.add_argument(
+        "--load", action="store_true", help="serving under load; more: bench --load --help"
+    )
 
 
 def _size(made: argparse.ArgumentParser) -> None:

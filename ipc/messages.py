@@ -414,13 +414,17 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, tag="plan", array_like=True):
-    """One target step, or a lease's first; ``drop`` frees slots before ``begin`` fills them."""
+    """One target step, or a lease's first; ``drop`` frees slots before ``begin`` fills them.
+
+    ``alone``: the draft does nothing meanwhile, so the target may have its cores.
+    """
 
     step: int
     rows: list[StepRow]
     begin: list[SeqStart] = []
     drop: list[int] = []
     lease: Lease | None = None
+    alone: bool = False
 
 
 class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
@@ -512,6 +516,10 @@ class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
     With a ``lease``, its branches are for the outcomes of round ``lease.first``, and the rows are
     the leased ones in order. Records up to round ``read`` come before the plan.
     ``number`` > 0: the leased round this plan is for; plans made from records have one too.
+
+    Branches get at most ``k`` tokens each, and a row at most ``branches`` of them; 0 = as many as
+    configured. Where there is nothing but backups to make, the target waits for all of it, and the
+    draft may have its cores.
     """
 
     round: int
@@ -522,6 +530,8 @@ class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
     lease: DraftLease | None = None
     read: int = 0
     number: int = 0
+    k: int = 0
+    branches: int = 0
 
 
 # ---------------------------------------------------------------- hot: draft -> scheduler

@@ -29,7 +29,7 @@ from models.transformer import Transformer
 from procs import channels
 from procs.device_link import FACT, DraftLink
 from procs.device_probe import agree, describe_device
-from procs.placement import kv_blocks, place, spin_us
+from procs.placement import Threads, kv_blocks, place, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig, load_format
@@ -68,6 +68,7 @@ class _Worker:
         runtime.notes["device"] = describe_device(device)
         if runtime.rank == 0 and not runtime.returning:
             agree(runtime, device)
+        self._threads = Threads(runtime, device)
         self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
         self.facts = {"vocab_size": sizes.vocab_size}
         link = DraftLink(runtime, sizes, device) if config.mode == "ssd" else None
@@ -210,6 +211,9 @@ class _Worker:
         stamps = {"backup": started, "glue": started}
         depths: list[int] = []
         following: DraftPlan | None = None
+        # Without forks the target waits for all there is to do, and lends its cores.
+        forks = any(row.fork for row in plan.rows)
+        self._threads.use(not forks and any(row.backup for row in plan.rows))
         for stage in self._stages(plan):
             now = time.monotonic_ns()
             if stage == "step":

@@ -154,9 +154,7 @@ class DraftPort:
             if planner.drafting:
                 planner.suspend(running)
         elif not planner.drafting:
-            planner.drafting = True
-            for request in running:
-                self.send(DraftPlan(round=0, rows=[], begin=[planner.begin(request)]))
+            planner.drafting = True  # and tells it of the requests that need it
 
     def greet(self, planner: RoundPlanner) -> None:
         """Begin with a draft that has just become ready."""

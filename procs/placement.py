@@ -1,19 +1,23 @@
-"""Which device a model process computes on, and how much KV fits there."""
+"""Which device a model process computes on, with how many threads, and how much KV fits there."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from ipc.doorbell import default_spin_us
 from models.registry import resolve_device
 from models.transformer import Transformer
+from procs.runtime import Runtime
 from ssd_pipe.config import ModelSection, PipelineConfig
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.members import process_name, process_names
+from ssd_pipe.threads import lent_threads, process_cores, worker_cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -121,6 +125,32 @@ def kv_blocks(
             f"the GPU has room for {affordable * size} tokens of KV, not {sizes.max_model_len}",
         )
     return min(one * sizes.slots, affordable)
+
+
+class Threads:
+    """CPU threads and cores of a model process: its share, or all while the other model rests."""
+
+    def __init__(self, runtime: Runtime, device: torch.device) -> None:
+        config, role, cores = runtime.config, runtime.role, runtime.cores
+        lent = lent_threads(config, role, len(cores))
+        own = process_cores(config, role, cores) or cores
+        if role == "draft":
+            own = worker_cores(config, own, runtime.rank)
+        self._share = self._now = (runtime.threads, own)
+        lends = device.type == "cpu" and lent != runtime.threads
+        self._all = (lent, cores) if lends else self._share
+
+    def use(self, alone: bool) -> None:
+        """Compute with everything from now on, or with this process's share."""
+        wanted = self._all if alone else self._share
+        if wanted is self._now:
+            return
+        self._now = wanted
+        threads, cores = wanted
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(task.name), cores)
+        torch.set_num_threads(threads)
 
 
 def spin_us(device: torch.device) -> int:

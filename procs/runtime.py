@@ -26,7 +26,13 @@ from ssd_pipe import logs
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ConfigError, PeerLost, SsdPipeError
 from ssd_pipe.members import process_name
-from ssd_pipe.threads import process_cores, thread_count, thread_environment, worker_cores
+from ssd_pipe.threads import (
+    available_cores,
+    process_cores,
+    thread_count,
+    thread_environment,
+    worker_cores,
+)
 
 DRAFT_NICENESS = 5
 HUB_ROLE = "scheduler"
@@ -47,6 +53,7 @@ class Runtime:
         stopping: up when the process should leave; a descriptor for pollers.
         pulse: what ``alive`` touches.
         threads: CPU threads this process computes with.
+        cores: those it could run on before it took its own.
         transport: what hot-path channels use.
         returning: it takes the place of a process that is gone, while the others go on.
         notes: what people who ask for the pipeline's state should know of this process.
@@ -72,6 +79,7 @@ class Runtime:
         self.stopping = stopping
         self.pulse = Pulse(config.run.beat_timeout)
         self.threads = threads
+        self.cores = available_cores()
         self.transport: Transport = "shm"
         self.returning = False
         self.notes: dict[str, str] = {}
@@ -172,8 +180,10 @@ def run_process(
             folder = logs.log_folder(config.run.log_dir, rundir.name)
             log = logs.configure(name, folder / f"{name}.jsonl", config.run.log_level, pretty_logs)
             stack.callback(logs.close)
+            cores = available_cores()
             threads = _take_cores(role, rank, config)
             runtime = Runtime(role, rank, config, rundir, log, stopping, threads)
+            runtime.cores = cores
             log.info("start", pid=os.getpid(), run=rundir.name, threads=threads)
             if role == HUB_ROLE:
                 runtime.choose_transport()

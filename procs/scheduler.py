@@ -43,7 +43,7 @@ from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
-from ssd_pipe.engine.rounds import RoundPlanner
+from ssd_pipe.engine.rounds import RoundPlanner, RoundSeen
 from ssd_pipe.engine.scheduler import FAILED, Emission, Scheduler, Step
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
 from ssd_pipe.errors import PeerLost, RequestError
@@ -100,15 +100,14 @@ def _scheduler(config: PipelineConfig, sizes: Dimensions, blocks: int) -> Schedu
 class _Told:
     """What a round has to tell while the next one runs: its tokens, its times, its log line.
 
-    ``width``: tokens a row where all rows were decoding, else 0. ``waited_ns``: end of a wait for
-    the draft, 0 if there was none.
+    ``waited_ns``: end of a wait for the draft, 0 if there was none.
     """
 
     step: int
     plan: int
     sent_ns: int
     result: StepResult
-    width: int
+    seen: RoundSeen
     queried_ns: int
     waited_ns: int
     emissions: list[Emission]
@@ -183,7 +182,9 @@ class _Loop:
 
     def _round(self) -> None:
         self._look_for_draft()  # before slots change hands, see DraftPort.look
-        step = self._scheduler.schedule()
+        scheduler = self._scheduler
+        scheduler.lookahead = self._planner.decide(scheduler.load).k
+        step = scheduler.schedule()
         if step is None:
             return
         now = time.monotonic_ns()
@@ -194,7 +195,7 @@ class _Loop:
             return  # told to stop, or a lease is over
         chains = {row.request.slot: len(row.request.chain) for row in step.decoding}
         fed = sum(row.count for row in step.rows) + sum(chains.values())
-        self._times.step(result, fed)
+        whole = self._times.step(result, fed)
         slots = [row.request.slot for row in step.sampled]
         emissions = self._scheduler.apply(step, self._outcomes(step, result, chains))
         verified = [chains.get(slot, 0) for slot in slots]
@@ -208,7 +209,7 @@ class _Loop:
                 waited = self._draft.depth(self._planner, request, len(live)) or waited
         for emission in emissions:
             self._planner.conclude(emission)
-        self._note(step, result, verified, emissions, (queried, waited))
+        self._note(step, result, verified, emissions, (queried, waited), whole)
         if not self._scheduler.has_work:
             self._tell()
 
@@ -219,16 +220,22 @@ class _Loop:
         verified: list[int],
         emissions: list[Emission],
         cache_ns: tuple[int, int],
+        seconds: float = 0.0,
     ) -> None:
         """Keep what a round has to tell, as it is now.
 
         ``verified``: chain tokens of each emission. ``cache_ns``: when the cache had been looked
-        up, and when a wait for more of a chain ended (0 = none).
+        up, and when a wait for more of a chain ended (0 = none). ``seconds``: since the round
+        before ended, 0 if that says nothing of the effort.
         """
-        # From a step that was all decoding one learns how long a verification takes.
-        width = 0
-        if len(step.decoding) == len(step.rows) == len(verified):
-            width = 1 + sum(verified) // len(verified)
+        decoding = len(step.decoding) == len(step.rows) == len(verified)
+        seen = RoundSeen(
+            decision=self._planner.decision,
+            fed=sum(row.count for row in step.rows) + sum(verified),
+            verify_seconds=(result.finished_ns - result.started_ns) * 1e-9,
+            seconds=seconds,
+            chains=verified if decoding else [],
+        )
         rows: list[dict[str, object]] = [
             {
                 "rid": e.request.rid,
@@ -246,7 +253,7 @@ class _Loop:
             self._planner.round,
             self._sent_ns,
             result,
-            width,
+            seen,
             *cache_ns,
             emissions,
             rows,
@@ -306,14 +313,17 @@ class _Loop:
     def _grant(self, step: Step) -> Leased | None:
         """A lease, if it may be. A draft that was lost may have no access to the GPU's cache."""
         draft = self._draft
-        if self._leases is None or draft is None or draft.losses or not self._planner.drafting:
+        planner = self._planner
+        if self._leases is None or draft is None or draft.losses or not planner.drafting:
             return None
+        if planner.effort != planner.efforts.full:
+            return None  # the GPU follows rounds of the configured kind only
         return self._leases.grant(step)
 
     def _send_step(
         self, step: Step, handovers: dict[int, int], leased: Leased | None = None
     ) -> None:
-        plan = step.to_plan(handovers)
+        plan = step.to_plan(handovers, self._planner.effort.alone)
         self._sent_ns = time.monotonic_ns()
         self._target.send(plan, leased)
 
@@ -405,9 +415,8 @@ class _Loop:
         result = told.result
         for emission in told.emissions:
             self._send_tokens(emission, result.finished_ns)
-        if told.width:
-            seconds = (result.finished_ns - result.started_ns) * 1e-9
-            self._planner.times.observe_verify(told.width, seconds)
+        emitted = sum([emission.outcome.accepted + 1 for emission in told.emissions])
+        self._planner.observe(told.seen, emitted)
         self._runtime.log.info(
             "round",
             step=told.step,
@@ -472,6 +481,11 @@ class _Loop:
                 self._draft.drain(self._planner)
             values["draft_free_blocks"] = self._draft.free_blocks
             values["draft_total_blocks"] = self._draft.total_blocks
+        values |= {
+            "effort_k": self._planner.effort.k,
+            "effort_branches": self._planner.effort.branches,
+            "probes": self._planner.efforts.probes,
+        }
         totals = msgspec.structs.asdict(self._times) | msgspec.structs.asdict(
             self._planner.counters
         )

@@ -22,7 +22,7 @@ from models.transformer import Transformer
 from procs import channels
 from procs.device_link import FACT, TargetLink
 from procs.device_probe import agree, describe_device
-from procs.placement import kv_blocks, place, spin_us
+from procs.placement import Threads, kv_blocks, place, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from procs.target_leases import run_lease
@@ -77,10 +77,11 @@ def run(runtime: Runtime) -> None:
         runtime,
         channels.target_plans(rank),
         StepPlan,
-        capacity=sizes.target_plan_bytes,
+        capacity=sizes.plan_bytes,
         spin_us=spin_us(device),
     )
     results = TypedSender.open(runtime, channels.RESULTS, StepResult) if rank == 0 else None
+    threads = Threads(runtime, device)
     runtime.log.info(
         "loaded",
         backend=model.backend.name,
@@ -109,6 +110,7 @@ def run(runtime: Runtime) -> None:
                 if results is not None:
                     results.send(result)
             elif plan is not None:
+                threads.use(plan.alone)
                 with profiler.step(f"verify {plan.step}"):
                     result = _execute(verifier, plan)
                 if results is not None:

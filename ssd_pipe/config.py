@@ -98,6 +98,10 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
     """How chains and branches are made and judged.
 
     Attributes:
+        adaptive: choose chain length, branches and whether to speculate at all by batch size,
+            acceptance and measured times (see ``engine.adaptive``); ``k`` and ``fan_out`` are then
+            the most. False: every round is made with them.
+        disable_by_batch_size: speculate only while at most so many sequences run; 0 = always.
         k: draft tokens a round.
         fan_out: branches per accepted length: a number (the budget is number * (k + 1)) or a
             list of k + 1 counts.
@@ -120,6 +124,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
             scheduler between; off, every round passes through it.
     """
 
+    adaptive: bool = True
+    disable_by_batch_size: int = 0
     k: int = 5
     fan_out: FanOut = 2
     fan_out_miss: FanOut | None = None
@@ -151,11 +157,12 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
     Attributes:
         max_num_seqs: sequences running at once.
         max_model_len: prompt + output tokens of one request; 0 = the target's own limit.
-        max_batched_tokens: tokens of one target step; a longer prompt is served in chunks.
+        max_batched_tokens: tokens of one target step; a longer prompt is served in chunks, and
+            chains get shorter where a round of all sequences would not fit.
         max_waiting: requests waiting; one more is refused with 429.
     """
 
-    max_num_seqs: int = 8
+    max_num_seqs: int = 64
     max_model_len: int = 0
     max_batched_tokens: int = 512
     max_waiting: int = 256
@@ -310,6 +317,7 @@ def _check_ranges(config: PipelineConfig) -> None:
             raise ConfigError(f"{name}.cpus", f"core numbers must be >= 0, got {cpus}")
     within("speculation.k", spec.k, 1, MAX_K)
     within("draft.workers", config.draft.workers, 1, MAX_DRAFT_WORKERS)
+    within("speculation.disable_by_batch_size", spec.disable_by_batch_size, 0, 2**16)
     _check_branches(config, "speculation.fan_out", spec.fan_out)
     if spec.fan_out_miss is not None:
         _check_branches(config, "speculation.fan_out_miss", spec.fan_out_miss)
@@ -332,11 +340,10 @@ def _check_ranges(config: PipelineConfig) -> None:
     within("scheduler.max_model_len", config.scheduler.max_model_len, 0, 2**20)
     within("scheduler.max_batched_tokens", config.scheduler.max_batched_tokens, 16, 2**16)
     within("scheduler.max_waiting", config.scheduler.max_waiting, 1, 2**20)
-    if config.scheduler.max_batched_tokens < config.scheduler.max_num_seqs * (spec.k + 1):
+    if config.scheduler.max_batched_tokens < config.scheduler.max_num_seqs:
         raise ConfigError(
             "scheduler.max_batched_tokens",
-            "must hold one round of every sequence: max_num_seqs * (k + 1) = "
-            f"{config.scheduler.max_num_seqs * (spec.k + 1)}",
+            f"must hold a token of every sequence: max_num_seqs = {config.scheduler.max_num_seqs}",
         )
     gateway = config.gateway
     within("gateway.port", gateway.port, 0, 65535)

@@ -112,6 +112,18 @@ def worker_cores(config: PipelineConfig, cores: list[int], worker: int) -> list[
     return cores[worker * each : (worker + 1) * each] if each else cores
 
 
+def lent_threads(config: PipelineConfig, role: str, cores: int | None = None) -> int:
+    """Threads of a process of ``role`` while the other model's processes rest.
+
+    In ssd, where nothing is said about threads or cores, one on each; else as ever.
+    """
+    sections = (config.target, config.draft)
+    if config.mode != "ssd" or any(section.threads or section.cpus for section in sections):
+        return thread_count(config, role, cores)
+    total = cores if cores is not None else len(available_cores())
+    return max(1, total // (config.target.tp if role == "target" else 1))
+
+
 def thread_environment(config: PipelineConfig, role: str) -> dict[str, str]:
     """Environment variables to set before a numeric library is imported.
 

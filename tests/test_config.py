@@ -21,6 +21,7 @@ from ssd_pipe.footprint import MIB, shared_bytes
 from ssd_pipe.threads import (
     SPIN_COUNT,
     THREAD_VARIABLES,
+    lent_threads,
     process_cores,
     thread_count,
     thread_environment,
@@ -70,6 +71,8 @@ def test_json_of_a_config_reads_back_equal_with_the_same_digest() -> None:
         ('[run]\nendpoint = "tcp://127.0.0.1:99999"\n', "run.endpoint", "99999"),
         ('[run]\nendpoint = "tcp://*:5555"\n', "run.endpoint", "0.0.0.0"),
         ('[run]\nname = "a b"\n', "run.name", "letters"),
+        ("[speculation]\ndisable_by_batch_size = -1\n", "speculation.disable_by_batch_size", "-1"),
+        ("[scheduler]\nmax_batched_tokens = 63\n", "scheduler.max_batched_tokens", "= 64"),
         ('mode = "turbo"\n', "mode", "turbo"),
     ],
 )
@@ -155,6 +158,17 @@ def test_cores_are_split_by_mode(mode: str, cores: int, target: int, draft: int)
     assert thread_count(config, "scheduler", cores) == 1
 
 
+def test_whoever_works_alone_has_all_cores_unless_a_setting_says_otherwise() -> None:
+    assert lent_threads(load(None, {}), "target", 8) == 8
+    assert lent_threads(load(None, {}), "draft", 8) == 8
+    assert lent_threads(load(None, {"target.tp": 2}), "target", 8) == 4
+    assert lent_threads(load(None, {"mode": "sd"}), "target", 8) == 8
+    for setting in ({"draft.threads": 2}, {"target.cpus": [0]}):
+        config = load(None, setting)
+        for role in ("target", "draft"):
+            assert lent_threads(config, role, 8) == thread_count(config, role, 8)
+
+
 def test_target_ranks_share_the_cores_and_settings_win() -> None:
     assert thread_count(load(None, {"target.tp": 2, "mode": "ar"}), "target", 8) == 4
     assert thread_count(load(None, {"target.tp": 4, "mode": "ar"}), "target", 2) == 1
@@ -175,7 +189,7 @@ def test_footprint_grows_by_the_handover_of_the_rejection_rule_only() -> None:
     vocab = 50_000
     plain = shared_bytes(load(None, {}), vocab)
     rejection = shared_bytes(load(None, {"speculation.rule": "rejection"}), vocab)
-    rows = 8 * 2 * 5
+    rows = 64 * 2 * 5
     assert abs(rejection - plain - rows * vocab * 4) <= MIB
     alone = load(None, {"mode": "ar", "speculation.rule": "rejection"})
     assert shared_bytes(alone, vocab) < plain

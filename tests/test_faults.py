@@ -84,6 +84,7 @@ class Run:
 @contextlib.contextmanager
 def running(folder: Path, **settings: Any) -> Iterator[Run]:
     values = {"run.on_failure": "restart", "run.beat_timeout": 4.0, "run.max_restarts": 20}
+    values["speculation.adaptive"] = False  # the draft is to be in use when it fails
     with whole_pipeline(folder, **values | settings) as (supervisor, server):
         run = Run(supervisor, server)
         with run.client:

@@ -24,12 +24,18 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def parameter(self) -> str:
-        return self.flag.removeprefix("--").replace("-", "_")
+        return self.flag.partition("/")[0].removeprefix("--").replace("-", "_")
 
 
 SETTINGS = (
     Setting("--mode", "mode", Mode, "target alone, draft and target in turn, or in parallel"),
-    Setting("--k", "speculation.k", int, "draft tokens a round"),
+    Setting(
+        "--adaptive/--no-adaptive",
+        "speculation.adaptive",
+        bool,
+        "choose k and branches by batch size and acceptance, or always take those set",
+    ),
+    Setting("--k", "speculation.k", int, "draft tokens a round, at most"),
     Setting("--fan-out", "speculation.fan_out", str, "branches: N, or one count per length 0..k"),
     Setting("--fan-out-miss", "speculation.fan_out_miss", str, "the same for after a miss"),
     Setting("--allocation", "speculation.allocation", Allocation, "how the branches are split"),

@@ -125,6 +125,7 @@ class Speculator:
         miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
         self._counts = {False: hit, True: miss}
         self.budget = branch_budget(spec)
+        self._depth, self._most, self._room = spec.k, self.budget, 0  # of the present round
         self._vocab = chain_vocab(spec, model)
         self._cached_a_position = round(sum(hit) / len(hit))
 
@@ -190,6 +191,9 @@ class Speculator:
         ``skip`` is told of slots that get no branches. Under a lease the wait for a pass over the
         branches ends when ``interrupted`` says so.
         """
+        self._depth = min(plan.k or self._spec.k, self._spec.k)
+        self._most = min(plan.branches or self.budget, self.budget)
+        self._room = PREFILL_CHUNK
         chains = {row.slot: list(row.chain) for row in plan.rows}
         backups = [row for row in plan.rows if row.backup]
         if backups:
@@ -377,7 +381,8 @@ class Speculator:
             branches = Branches(row, self._trunks[row.slot], outcomes, len(ranked), self._share)
             tree.rows[row.slot] = branches
             entries = [(row.prefix_hash, k, t) for k, t in outcomes]
-            goals = branches.goals(self._spec.k, taper) if taper < 1 else None
+            partly = taper < 1 or self._depth < self._spec.k
+            goals = branches.goals(self._depth, taper) if partly else None
             if not number:
                 self._cache.begin_round(row.slot, entries, goals)
         self._tree = tree
@@ -431,7 +436,7 @@ class Speculator:
         length = len(scores.chain)
         exclude = np.append(np.array(scores.chain, np.int64), -1)[:, None]
         tokens = np.where(scores.tokens == exclude, -1, scores.tokens)
-        budget = sum(counts)
+        budget = min(sum(counts), self._most)
         per_k: list[int] | None = None
         if self._spec.allocation != "confidence":
             per_k = counts[: length + 1]
@@ -439,7 +444,7 @@ class Speculator:
                 per_k = fanout.geometric(
                     budget, length, float(accept.mean()) if length else 0.5, MISS_EXPONENT
                 )
-            elif length < self._spec.k:
+            elif length < self._spec.k or budget < sum(counts):
                 per_k = fanout.uniform(budget, length)
         return fanout.select_branches(tokens, weights, accept, per_k, budget)
 
@@ -455,6 +460,8 @@ class Speculator:
                     if len(tokens) and not tree.number:
                         self._cache.publish_depth(slot, depth, tokens)
                 yield
+                if depth == self._depth:
+                    return
             return
         self._study()
         device = self._model.backend.device
@@ -484,10 +491,13 @@ class Speculator:
             return chosen
 
         if graphs is not None:
-            for _ in graphs.grow_chosen(tree, partial(choose, propose=self._propose_from)):
+            grown_by_rows = graphs.grow_chosen(tree, partial(choose, propose=self._propose_from))
+            for depth, _ in enumerate(grown_by_rows, 1):
                 yield
+                if depth == self._depth:
+                    return
             return
-        for step in range(spec.k):
+        for step in range(self._depth):
             alive, _ = branches.alive(step, self._taper)
             if not len(alive):
                 return
@@ -503,9 +513,14 @@ class Speculator:
     # ------------------------------------------------------------ passes
 
     def _catch_up(self, trunk: Trunk, chain: list[int]) -> bool:
-        """Blocks for trunk and chain, and no prompt left to feed; False if it cannot be now."""
-        if len(trunk.tokens) - trunk.agreed > PREFILL_CHUNK:
+        """Blocks for trunk and chain, and not much left to feed; False if it cannot be now.
+
+        All rows of a round together may lag a chunk behind what rounds leave anyway.
+        """
+        lag = max(0, len(trunk.tokens) - trunk.agreed - self._spec.k - 2)
+        if lag > self._room:
             return False
+        self._room -= lag
         return self._reserve(trunk, len(trunk.tokens) + len(chain))
 
     def _reserve(self, trunk: Trunk, num_tokens: int) -> bool:

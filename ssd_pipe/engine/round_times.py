@@ -42,8 +42,9 @@ class RoundTimes(msgspec.Struct):
         self._waited += seconds
         return seconds
 
-    def step(self, result: StepResult, tokens: int) -> None:
-        """A step has ended."""
+    def step(self, result: StepResult, tokens: int) -> float:
+        """A step has ended; returns the seconds since the one before did, 0 after an idle spell."""
+        whole = (result.finished_ns - self._last_end_ns) * 1e-9 if self._last_end_ns else 0.0
         self.steps += 1
         self.tokens_fed += tokens
         self.verify_seconds += (result.finished_ns - result.started_ns) * 1e-9
@@ -56,3 +57,4 @@ class RoundTimes(msgspec.Struct):
             self.overhead_at[min(int(gap / OVERHEAD_BIN), OVERHEAD_BINS - 1)] += 1
         self._last_end_ns = result.finished_ns
         self._waited = 0.0
+        return whole

@@ -9,14 +9,24 @@ verification. In SD mode there is no cache: every row's chain is made just in ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
 
-from ipc.messages import ChainReady, DraftLease, DraftPlan, DraftRow, DraftStart
+from ipc.messages import (
+    TOKEN_BYTES,
+    ChainReady,
+    DraftLease,
+    DraftPlan,
+    DraftRow,
+    DraftStart,
+)
 from ipc.round_records import WAIT_BRANCHES, Record
-from ssd_pipe.config import Mode, SpeculationSection
+from ssd_pipe.config import Mode, SpeculationSection, branch_budget
 from ssd_pipe.engine import hashing
+from ssd_pipe.engine.adaptive import Decision, EffortController
+from ssd_pipe.engine.effort import OFF, Effort
 from ssd_pipe.engine.ngram import NgramProposer
 from ssd_pipe.engine.pacing import AcceptanceEstimator, StageTimes, best_chain_length, worth_waiting
 from ssd_pipe.engine.partition import numbered, owner
@@ -27,10 +37,12 @@ from ssd_pipe.params import NoiseKey
 
 PROBE_EVERY = 8
 """Of the misses for which drafting seems too slow, the share that try it all the same."""
+MAX_NEWS_BYTES = 256 << 10
+"""Prompts and other news that a draft plan may carry if it is of several sequences."""
 
 
 class Counters(msgspec.Struct):
-    """Totals since start."""
+    """Totals since start. ``steps_*``: target steps by how they speculated."""
 
     rounds: int = 0
     drafted: int = 0
@@ -40,6 +52,9 @@ class Counters(msgspec.Struct):
     backup_jit: int = 0
     backup_ngram: int = 0
     backup_none: int = 0
+    steps_plain: int = 0
+    steps_in_turn: int = 0
+    steps_parallel: int = 0
     accepted_at: list[int] = []
     judged_at: list[int] = []
     hits_at: list[int] = []
@@ -54,12 +69,33 @@ class LeasePolicy(NamedTuple):
     always: bool
 
 
+@dataclass(slots=True, kw_only=True)
+class RoundSeen:
+    """What a round was like.
+
+    Attributes:
+        decision: how much it was to speculate.
+        fed: tokens of the target's step.
+        verify_seconds: time of that step.
+        seconds: since the round before ended, 0 if the pipeline was idle.
+        chains: length of each row's chain; empty if there were prompts among the rows.
+    """
+
+    decision: Decision
+    fed: int
+    verify_seconds: float
+    seconds: float
+    chains: list[int]
+
+
 class RoundPlanner:
     """Chains and draft plans for one pipeline.
 
     Attributes:
         acceptance: running estimate, for pacing.
         drafting: there is a draft to speculate; while there is none, every row decodes alone.
+        decision: how much the present round is to speculate, as the controller knows it.
+        effort: the same.
         round: number of the latest draft round.
         times: running stage times in seconds ("verify" by tokens, "step", "glue").
     """
@@ -76,8 +112,20 @@ class RoundPlanner:
         self._handovers = 0
         self._undrafted = 0
         self.drafting = True
+        self._told: set[int] = set()  # slots of the rows the draft is told of in this round
         self.round = 0
         self.acceptance = AcceptanceEstimator(spec.k)
+        self.efforts = EffortController(
+            mode,
+            spec.k,
+            branch_budget(spec),
+            self.acceptance,
+            adaptive=spec.adaptive,
+            disable_by_batch_size=spec.disable_by_batch_size,
+            in_turn=spec.backup in ("auto", "jit"),
+        )
+        self.decision = self.efforts.decision
+        self.effort = self.decision.effort
         self.times = StageTimes()
         width = spec.k + 1
         self.counters = Counters(
@@ -91,6 +139,22 @@ class RoundPlanner:
         """Prefix hash of a request before its first token."""
         return hashing.initial(key, self._spec.rule, self._spec.saguaro_c)
 
+    def decide(self, load: int) -> Effort:
+        """How much the coming round speculates, with so many sequences running."""
+        made = self.efforts.decide(max(1, load)) if self.drafting else Decision(OFF)
+        effort = self._decided(made)
+        if effort == OFF:
+            self.counters.steps_plain += 1
+        elif effort.alone:
+            self.counters.steps_in_turn += 1
+        else:
+            self.counters.steps_parallel += 1
+        return effort
+
+    def _decided(self, decision: Decision) -> Effort:
+        self.decision, self.effort = decision, decision.effort
+        return decision.effort
+
     # ------------------------------------------------------------ after a step
 
     def settle(self, emission: Emission, chain_length: int) -> None:
@@ -100,7 +164,7 @@ class RoundPlanner:
         """
         request, k = emission.request, emission.outcome.accepted
         self._count(emission, chain_length)
-        if self._mode != "ssd" or self._cache is None or not self.drafting:
+        if not self.effort.branches or self._cache is None or not self.drafting:
             return
         if not emission.finish:
             hit = self._cache.lookup(request.slot, emission.prefix_hash, k, emission.outcome.token)
@@ -134,7 +198,7 @@ class RoundPlanner:
         An entry of which not one token came in time is a miss.
         """
         request, k = emission.request, emission.outcome.accepted
-        if self._mode != "ssd" or emission.finish or not self.drafting:
+        if not self.effort.branches or emission.finish or not self.drafting:
             return
         counters = self.counters
         if request.chain:
@@ -177,7 +241,7 @@ class RoundPlanner:
 
         A verification shorter than the draft's own round leaves the next one without branches.
         """
-        drafting = self.times.time("glue") + self._spec.k * self.times.time("step")
+        drafting = self.times.time("glue") + self.effort.k * self.times.time("step")
         return max(self.times.verify(tokens), drafting)
 
     def cached_tokens(self, request: Request) -> Callable[[int], list[int]]:
@@ -204,6 +268,15 @@ class RoundPlanner:
         request.chain = ready
         return True
 
+    def observe(self, seen: RoundSeen, emitted: int) -> None:
+        """Learn from a round that is over, of which so many tokens came."""
+        self.efforts.observe_step(seen.decision, seen.fed, seen.verify_seconds)
+        if not seen.chains:
+            return
+        self.times.observe_verify(seen.fed // len(seen.chains), seen.verify_seconds)
+        if seen.seconds:
+            self.efforts.observe(seen.decision, seen.seconds, seen.chains, emitted)
+
     # ------------------------------------------------------------ before a step
 
     def prepare(self, step: Step, room: dict[int, int]) -> dict[int, int]:
@@ -213,14 +286,18 @@ class RoundPlanner:
         """
         backups = {}
         decoding = step.decoding
-        missed = [row for row in decoding if row.request.rid in self._missed]
         for row in decoding:
-            request, limit = row.request, room[row.request.slot]
-            request.chain = request.chain[:limit]
-            if not limit or not (self._mode == "sd" or request.rid in self._missed):
+            limit = min(room[row.request.slot], self.effort.k)
+            row.request.chain = row.request.chain[:limit]
+        missed = [row for row in decoding if not row.request.chain]
+        drafting = self.effort != OFF or self.decision.warming
+        self._told = self._tellable(step) if drafting else set()
+        for row in missed:
+            request, limit = row.request, min(room[row.request.slot], self.effort.k)
+            if not limit:
                 continue
             length = self._jit_length(limit, len(missed), len(decoding))
-            if length:
+            if length and request.slot in self._told:
                 backups[request.slot] = length
                 self.counters.backup_jit += 1
             elif self._spec.backup in ("auto", "ngram"):
@@ -234,17 +311,15 @@ class RoundPlanner:
 
     def _jit_length(self, limit: int, missed: int, batch: int) -> int:
         """Tokens to draft while the target waits; 0 leaves the row to a free backup."""
-        if self._mode == "sd":
-            return min(limit, self._spec.k)
-        if self._spec.backup == "jit":
-            return min(limit, self._spec.k)
+        if self.effort.alone or self._spec.backup == "jit":
+            return limit
         if self._spec.backup != "auto" or missed < batch:
             return 0  # rows that hit must not wait for rows that missed
         step = self.times.time("backup_step")
         if not step:
-            return min(limit, self._spec.k)
+            return limit
         best = best_chain_length(
-            self.acceptance.per_position(), self._round_time, step, step, self._spec.k
+            self.acceptance.per_position(), self._round_time, step, step, self.effort.k
         )
         if not best:
             # One bad measurement would otherwise never be followed by another.
@@ -284,14 +359,41 @@ class RoundPlanner:
         """The draft's part of a step."""
         self.round += 1
         begin, rows = [], []
+        warming = self.decision.warming
         for row in step.rows:
             request = row.request
+            if request.slot not in self._told:
+                continue
             if request.draft_length < 0:
                 begin.append(self.begin(request))
-            if row.sample and (self._mode == "ssd" or row.request.slot in backups):
-                slot = request.slot
+            slot = request.slot
+            needed = self.effort.branches or slot in backups or slot in handovers
+            if row.sample and (needed or warming):
                 rows.append(self._draft_row(row, backups.get(slot, 0), handovers.get(slot, 0)))
-        return DraftPlan(round=self.round, rows=rows, begin=begin, drop=step.dropped)
+        return DraftPlan(
+            round=self.round,
+            rows=rows,
+            begin=begin,
+            drop=step.dropped,
+            k=self.effort.k,
+            branches=self.effort.branches,
+        )
+
+    @staticmethod
+    def _tellable(step: Step) -> set[int]:
+        """Slots of the rows whose news fit one draft plan; the first ones do, others come later."""
+        slots: set[int] = set()
+        room = MAX_NEWS_BYTES
+        for row in step.rows:
+            request = row.request
+            size = TOKEN_BYTES * (len(request.tokens) - max(0, request.draft_length))
+            if request.draft_length < 0 and request.key.processors is not None:
+                size += request.key.processors.wire_bytes
+            if slots and size > room and not request.chain:
+                continue  # a row with a chain may have distributions to be handed over
+            room -= size
+            slots.add(request.slot)
+        return slots
 
     @staticmethod
     def begin(request: Request) -> DraftStart:
@@ -310,7 +412,7 @@ class RoundPlanner:
             length=length,
             tokens=request.tokens[length:],
             chain=request.chain,
-            fork=self._mode == "ssd",
+            fork=bool(self.effort.branches),
             prefix_hash=request.prefix_hash,
             entry=request.entry,
             backup=backup,
@@ -367,6 +469,7 @@ class RoundPlanner:
         """Between steps: the draft is gone with all it knew of these running requests. Chains of
         its making are dropped, since nobody may be left to hand over what they were drawn from."""
         self.drafting = False
+        self._decided(Decision(OFF))
         self._missed.clear()
         for request in requests:
             request.draft_length = -1

@@ -88,7 +88,7 @@ class Step:
             )
             for r in self.begun
         ]
-        return StepPlan(self.number, rows, begin, self.dropped, alone)
+        return StepPlan(self.number, rows, begin, self.dropped, alone=alone)
 
 
 @dataclass(slots=True)

@@ -15,12 +15,13 @@ def result(start_ms: float, end_ms: float) -> StepResult:
 
 def test_gaps_count_without_the_waits_for_the_draft_and_without_idle_spells() -> None:
     times = RoundTimes()
-    times.step(result(0, 10), 6)
-    times.step(result(11, 20), 6)  # a gap of 1 ms
+    wholes = [times.step(result(0, 10), 6)]
+    wholes.append(times.step(result(11, 20), 6))  # a gap of 1 ms
     times.waited(0.004)
-    times.step(result(25, 30), 6)  # 5 ms, 4 of which waited for the draft
+    wholes.append(times.step(result(25, 30), 6))  # 5 ms, 4 of which waited for the draft
     times.idle()
-    times.step(result(500, 510), 1)
+    wholes.append(times.step(result(500, 510), 1))
+    assert wholes == pytest.approx([0, 0.010, 0.010, 0])
     assert times.overhead_rounds == 2
     assert times.overhead_seconds == pytest.approx(0.002)
     assert times.overhead_at[10] == 2  # both of 1.0 to 1.1 ms

@@ -20,6 +20,7 @@ from models.transformer import Transformer
 from ssd_pipe.config import Mode, PipelineConfig, branch_budget
 from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
+from ssd_pipe.engine.effort import Effort
 from ssd_pipe.engine.partition import Share, part_entries, with_backups
 from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
 from ssd_pipe.engine.request import Request
@@ -117,6 +118,7 @@ class LocalPipeline:
             lookahead=0 if mode == "ar" else spec.k,
             max_waiting=1000,
         )
+        self.efforts: list[Effort] = []  # one of them, at random, each round
         self.outputs: dict[int, list[int]] = {}
         self.finish: dict[int, str] = {}
         self.logprobs: dict[int, list[Logprobs]] = {}
@@ -182,7 +184,10 @@ class LocalPipeline:
             speculator.apply(DraftPlan(round=0, rows=[], begin=begin))
 
     def step(self) -> None:
-        """One round, exactly as procs.scheduler runs it."""
+        """One round, exactly as procs.scheduler runs it, but for who decides on the effort."""
+        if self.efforts:
+            self.planner.effort = self.random.choice(self.efforts)
+            self.scheduler.lookahead = self.planner.effort.k
         step = self.scheduler.schedule()
         if step is None:
             return

@@ -13,6 +13,7 @@ import torch
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from ssd_pipe.config import PipelineConfig, config_from_mapping
+from ssd_pipe.engine.effort import OFF, Effort, neighbours
 from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling.shared_noise import judge
 from tests.rounds.local_pipeline import LocalPipeline
@@ -87,6 +88,55 @@ def test_hurry_backups_and_allocations_change_nothing(
     outputs = pipeline.run()
     for rid, prompt in enumerate(prompts(5)):
         assert outputs[rid] == expected(target, tuple(prompt), KEYS["sampled"], TOKENS)
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("allocation", ["uniform", "geometric", "confidence", "fixed"])
+@pytest.mark.parametrize("rule", ["shared_noise", "rejection"])
+def test_any_effort_each_round_changes_nothing(
+    target: Path, drafts: dict[str, Path], mode: Any, allocation: str, rule: str
+) -> None:
+    """Chain length, branches, and whether to speculate, changed at random between rounds."""
+    config = settings(allocation=allocation, rule=rule)
+    pipeline = LocalPipeline(mode, target, drafts["near"], config, blocks=400, haste=0.2, seed=7)
+    pipeline.efforts = list(neighbours(mode, 4, 10))
+    key = KEYS["sampled"] if rule == "shared_noise" else NoiseKey()
+    for rid, prompt in enumerate(prompts(6)):
+        pipeline.add(rid, prompt, TOKENS, key)
+    outputs = pipeline.run()
+    for rid, prompt in enumerate(prompts(6)):
+        assert outputs[rid] == expected(target, tuple(prompt), key, TOKENS)
+    assert pipeline.planner.counters.accepted > 0
+    assert pipeline.draft_blocks.num_free == pipeline.target_blocks.num_free == 400
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+def test_rejection_stays_right_when_the_effort_changes(
+    target: Path, drafts: dict[str, Path], mode: Any
+) -> None:
+    """The right draft is always accepted, which takes the right q for every token."""
+    config = settings(rule="rejection", backup="jit")
+    pipeline = LocalPipeline(mode, target, drafts["same"], config, blocks=400, seed=3)
+    pipeline.efforts = [e for e in neighbours(mode, 4, 10) if e.k > 1] + [OFF]
+    for rid, prompt in enumerate(prompts(5)):
+        pipeline.add(rid, prompt, TOKENS, NoiseKey(seed=rid, temperature=1.0))
+    pipeline.run()
+    counters = pipeline.planner.counters
+    assert counters.accepted == counters.drafted > 0
+
+
+def test_a_branch_has_the_tokens_its_round_asks_for(target: Path, drafts: dict[str, Path]) -> None:
+    pipeline = LocalPipeline("ssd", target, drafts["same"], settings(taper=1), blocks=80)
+    pipeline.efforts = [Effort(2, 3)]
+    pipeline.add(0, prompts(1)[0], 30)
+    for _ in range(4):
+        pipeline.step()
+    cache = pipeline.cache
+    assert cache is not None
+    assert [cache.depth_of(0, entry) for entry in range(4)] == [2, 2, 2, 0]
+    assert [cache.goal_of(0, entry) for entry in range(3)] == [2, 2, 2]
+    counters = pipeline.planner.counters
+    assert counters.drafted <= 2 * counters.rounds
 
 
 @pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
