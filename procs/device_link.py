@@ -88,9 +88,9 @@ class TargetLink:
         records = RoundRecords.create(runtime.rundir.segment(channels.RECORDS), slots, k)
         words = register_host(records.words, self._device)
         self._words = records.words
-        nbytes = 8 * slots * table_words(sizes.branches, k)
+        nbytes = 8 * (slots * table_words(sizes.branches, k) + 2 * _PATTERN)
         memory = DeviceMemory.allocate(nbytes, self._device)
-        memory.write(np.arange(1, _PATTERN + 1, dtype=np.int64))
+        memory.write(_pattern(), _place(nbytes))
         mail, ring = records.control.size, records.control.size + records.mail.size
         self.tables = RoundTables(
             memory,
@@ -114,10 +114,9 @@ class TargetLink:
             return False
         answer = _hear(self._runtime, ANSWER, lambda word: word.pid in (ANY, os.getpid()))
         if not answer.reason:
-            expected = -np.arange(1, _PATTERN + 1, dtype=np.int64)
-            if not np.array_equal(self._memory.read(_PATTERN), expected):
+            written = self._memory.read(_PATTERN, _place(self._memory.nbytes) + _PATTERN)
+            if not np.array_equal(written, -_pattern()):
                 answer.reason = "what the draft wrote did not arrive"
-            self._memory.write(np.zeros(_PATTERN, np.int64))
         self.reason = answer.reason
         if self.reason:
             self.records = None
@@ -186,13 +185,23 @@ class DraftLink:
         from models.cuda.rounds import RoundTables
 
         memory = DeviceMemory.open(offer.handle, offer.nbytes, device)
-        pattern = memory.read(_PATTERN)
-        if not np.array_equal(pattern, np.arange(1, _PATTERN + 1)):
+        place = _place(offer.nbytes)
+        if not np.array_equal(memory.read(_PATTERN, place), _pattern()):
             raise ResourceError("what the target wrote did not arrive")
-        memory.write(-pattern)
+        memory.write(-_pattern(), place + _PATTERN)
         self.tables = RoundTables(memory, sizes.branches, sizes.k, sizes.vocab_size)
         path = runtime.rundir.segment(channels.RECORDS)
         self.records = RoundRecords.open(path, sizes.slots, sizes.k)
+
+
+def _pattern() -> npt.NDArray[np.int64]:
+    return np.arange(1, _PATTERN + 1, dtype=np.int64)
+
+
+def _place(nbytes: int) -> int:
+    """First word of what is moved for a test: behind the cache, so that a draft that comes in the
+    place of another one finds it too."""
+    return nbytes // 8 - 2 * _PATTERN
 
 
 def _path(runtime: Runtime, name: str) -> Path:
@@ -201,7 +210,7 @@ def _path(runtime: Runtime, name: str) -> Path:
 
 def _say(runtime: Runtime, name: str, word: _Word) -> None:
     path = _path(runtime, name)
-    fresh = path.with_suffix(".new")
+    fresh = path.with_name(f".{name}-{os.getpid()}")
     fresh.write_bytes(msgspec.msgpack.encode(word))
     fresh.rename(path)
 

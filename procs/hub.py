@@ -107,6 +107,10 @@ class Hub:
         self._runtime.pulse.begin()
         self.broadcast(self._group)
 
+    def facts(self) -> dict[str, dict[str, int]]:
+        """What each process, or the one that took its place, has reported when it was ready."""
+        return self._roster.facts()
+
     def raise_lost(self) -> None:
         """Raise PeerLost if a process the group needs has been lost, naming the first. Cheap."""
         if self._roster.first_loss:

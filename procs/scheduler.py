@@ -311,10 +311,12 @@ class _Loop:
         return self._target.result(step.number)
 
     def _grant(self, step: Step) -> Leased | None:
-        """A lease, if it may be. A draft that was lost may have no access to the GPU's cache."""
+        """A lease, if it may be. Another draft than the first may not reach the GPU's cache."""
         draft = self._draft
         planner = self._planner
-        if self._leases is None or draft is None or draft.losses or not planner.drafting:
+        if self._leases is None or draft is None or not planner.drafting:
+            return None
+        if draft.losses and not can_lease(self._hub.facts()):
             return None
         if planner.effort != planner.efforts.full:
             return None  # the GPU follows rounds of the configured kind only

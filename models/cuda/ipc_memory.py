@@ -106,14 +106,14 @@ class DeviceMemory:
         """The address kernels use."""
         return self._address
 
-    def write(self, words: npt.NDArray[np.int64]) -> None:
-        """Copy words to its beginning; returns when they are there. Raises ResourceError."""
-        self._copy(self._address, words.ctypes.data, words.nbytes)
+    def write(self, words: npt.NDArray[np.int64], at: int = 0) -> None:
+        """Copy words to word ``at`` on; returns when they are there. Raises ResourceError."""
+        self._copy(self._address + 8 * at, words.ctypes.data, words.nbytes)
 
-    def read(self, count: int) -> npt.NDArray[np.int64]:
-        """Its first ``count`` words. Raises ResourceError."""
+    def read(self, count: int, at: int = 0) -> npt.NDArray[np.int64]:
+        """``count`` words from word ``at`` on. Raises ResourceError."""
         words = np.zeros(count, np.int64)
-        self._copy(words.ctypes.data, self._address, words.nbytes)
+        self._copy(words.ctypes.data, self._address + 8 * at, words.nbytes)
         return words
 
     def copy_from(self, tensor: torch.Tensor) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -151,7 +152,7 @@ def test_requests_join_stop_and_leave_within_leases(
 def test_a_killed_process_leaves_no_gpu_waiting(
     victim: str, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    with leased(pair, tmp_path) as run:
+    with leased(pair, tmp_path, "--set", "run.on_draft_failure=fail") as run:
         stream = run.client.stream(
             token_ids=encode("endless"), params=SamplingParams(max_tokens=190, ignore_eos=True)
         )
@@ -164,3 +165,32 @@ def test_a_killed_process_leaves_no_gpu_waiting(
     assert run.process.returncode != 0
     for device in range(2):
         assert torch.ones(8, device=f"cuda:{device}").sum().item() == 8
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_a_lost_draft_costs_no_token_and_leases_again_when_it_is_back(
+    fault: signal.Signals, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with leased(pair, tmp_path) as run:
+        alone = run.generate("endless", max_tokens=180)
+        pid = run.facts["pids"]["draft"]
+        with run.client.stream(
+            token_ids=encode("endless"), params=SamplingParams(max_tokens=180, ignore_eos=True)
+        ) as stream:
+            tokens = list(next(stream).token_ids)
+            os.kill(pid, fault)
+            for chunk in stream:
+                tokens += chunk.token_ids
+        assert tokens == alone
+        assert run.client.status().counters["draft_losses"] == 1
+        if fault == signal.SIGSTOP:
+            os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + 60
+        while run.client.status().degraded and time.monotonic() < deadline:
+            assert run.generate("a", max_tokens=20)
+        before = len([e for e in events(tmp_path, "verify") if e.get("leased")])
+        assert run.generate("endless", max_tokens=180) == alone
+        after = len([e for e in events(tmp_path, "verify") if e.get("leased")])
+        assert after > before
+        counters = run.client.status().counters
+        assert counters["free_blocks"] == counters["total_blocks"]
