@@ -15,7 +15,7 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 .PHONY: demo test test-all lint types pull clean
 
 demo: $(VENV)/installed
-	$(BIN)/ssd-pipe demo $(if $(PROMPT),"$(PROMPT)")
+	$(BIN)/ssd-pipe demo --no-adaptive $(if $(PROMPT),"$(PROMPT)")
 
 test: lint types pull
 	$(BIN)/python -m pytest -m "not slow"

@@ -171,6 +171,7 @@ def config_of(case: Case, args: argparse.Namespace) -> PipelineConfig:
         "draft.model": draft,
         "draft.device": "cuda:0" if gpu and case.shared else args.device,
         "draft.workers": max(1, case.drafts),
+        "speculation.adaptive": False,  # a row is what its label says
         "scheduler.max_num_seqs": slots,
         "scheduler.max_model_len": args.prompt_tokens + args.tokens + 64,
         "scheduler.max_batched_tokens": max(512, slots * width),

@@ -121,7 +121,7 @@ def lent_threads(config: PipelineConfig, role: str, cores: int | None = None) ->
     if config.mode != "ssd" or any(section.threads or section.cpus for section in sections):
         return thread_count(config, role, cores)
     total = cores if cores is not None else len(available_cores())
-    return max(1, total // (config.target.tp if role == "target" else 1))
+    return max(1, total // max(1, process_count(config, role)))
 
 
 def thread_environment(config: PipelineConfig, role: str) -> dict[str, str]:
