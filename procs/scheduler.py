@@ -13,9 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from dataclasses import dataclass
-
-import msgspec
 
 from ipc.messages import (
     AbortRequest,
@@ -34,6 +31,7 @@ from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
 from procs.hub import Hub
 from procs.lease_follower import LeaseFollower, can_lease
+from procs.reporter import Reporter
 from procs.runtime import Runtime
 from procs.target_port import TargetPort
 from procs.waiting import Waiter
@@ -43,13 +41,12 @@ from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
-from ssd_pipe.engine.rounds import RoundPlanner, RoundSeen
-from ssd_pipe.engine.scheduler import FAILED, Emission, Scheduler, Step
+from ssd_pipe.engine.rounds import RoundPlanner
+from ssd_pipe.engine.scheduler import Emission, Scheduler, Step
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
 from ssd_pipe.errors import PeerLost, RequestError
 
 IDLE_POLL = 0.2  # seconds
-COLLECT_EVERY = 256  # rounds between garbage collections, which run while the target computes
 
 
 def run(runtime: Runtime) -> None:
@@ -96,24 +93,6 @@ def _scheduler(config: PipelineConfig, sizes: Dimensions, blocks: int) -> Schedu
     )
 
 
-@dataclass(slots=True)
-class _Told:
-    """What a round has to tell while the next one runs: its tokens, its times, its log line.
-
-    ``waited_ns``: end of a wait for the draft, 0 if there was none.
-    """
-
-    step: int
-    plan: int
-    sent_ns: int
-    result: StepResult
-    seen: RoundSeen
-    queried_ns: int
-    waited_ns: int
-    emissions: list[Emission]
-    rows: list[dict[str, object]]
-
-
 class _Loop:
     def __init__(
         self,
@@ -140,10 +119,7 @@ class _Loop:
             runtime.log.warning(f"synthetic acceptance ({label}): the text means nothing")
         self._arrived: list[ToScheduler] = []
         self._leases: LeaseFollower | None = None
-        self._untold: _Told | None = None
-        self._sent_ns = 0
-        self._finished_requests = 0
-        self._output_tokens = 0
+        self._reporter = Reporter(frontend, planner, runtime.log)
 
     def lease(self, records: RoundRecords, waiter: Waiter) -> None:
         """Let rounds run on the GPUs alone where they can."""
@@ -163,7 +139,7 @@ class _Loop:
 
     def serve(self) -> None:
         """Until the stop flag is up. Raises PeerLost when a process of the group is gone."""
-        # Collections come when this process has nothing urgent to do (see _tell).
+        # Collections come when this process has nothing urgent to do (see Reporter.tell).
         gc.disable()
         if self._draft is not None:
             self._draft.greet(self._planner)
@@ -209,55 +185,9 @@ class _Loop:
                 waited = self._draft.depth(self._planner, request, len(live)) or waited
         for emission in emissions:
             self._planner.conclude(emission)
-        self._note(step, result, verified, emissions, (queried, waited), whole)
+        self._reporter.note(step, result, verified, emissions, (queried, waited), whole)
         if not self._scheduler.has_work:
-            self._tell()
-
-    def _note(
-        self,
-        step: Step,
-        result: StepResult,
-        verified: list[int],
-        emissions: list[Emission],
-        cache_ns: tuple[int, int],
-        seconds: float = 0.0,
-    ) -> None:
-        """Keep what a round has to tell, as it is now.
-
-        ``verified``: chain tokens of each emission. ``cache_ns``: when the cache had been looked
-        up, and when a wait for more of a chain ended (0 = none). ``seconds``: since the round
-        before ended, 0 if that says nothing of the effort.
-        """
-        decoding = len(step.decoding) == len(step.rows) == len(verified)
-        seen = RoundSeen(
-            decision=self._planner.decision,
-            fed=sum(row.count for row in step.rows) + sum(verified),
-            verify_seconds=(result.finished_ns - result.started_ns) * 1e-9,
-            seconds=seconds,
-            chains=verified if decoding else [],
-        )
-        rows: list[dict[str, object]] = [
-            {
-                "rid": e.request.rid,
-                "chain": chain,
-                "k": e.outcome.accepted,
-                "token": e.outcome.token,
-                # Of an answer that has ended nothing was looked up.
-                "hit": None if e.finish else e.request.entry >= 0,
-                "ready": len(e.request.chain),
-            }
-            for e, chain in zip(emissions, verified, strict=True)
-        ]
-        self._untold = _Told(
-            step.number,
-            self._planner.round,
-            self._sent_ns,
-            result,
-            seen,
-            *cache_ns,
-            emissions,
-            rows,
-        )
+            self._reporter.tell()
 
     def _leased_round(
         self,
@@ -267,9 +197,9 @@ class _Loop:
         emissions: list[Emission],
         cache_ns: tuple[int, int],
     ) -> None:
-        self._sent_ns = result.started_ns
-        self._note(step, result, verified, emissions, cache_ns)
-        self._tell()
+        self._reporter.sent_ns = result.started_ns
+        self._reporter.note(step, result, verified, emissions, cache_ns)
+        self._reporter.tell()
         if self._draft is not None:
             self._draft.drain(self._planner)
 
@@ -288,7 +218,7 @@ class _Loop:
             handovers = planner.number_handovers(step, backups)
             if backups:
                 draft.send(planner.plan_draft(step, backups, handovers), leased)
-                if not draft.backups(planner, decoding, backups, self._tell):
+                if not draft.backups(planner, decoding, backups, self._reporter.tell):
                     return None
                 if draft.trouble:
                     planner.suspend(self._scheduler.running)
@@ -298,7 +228,7 @@ class _Loop:
             else:
                 self._send_step(step, handovers, leased)
                 draft.send(planner.plan_draft(step, backups, handovers), leased)
-        self._tell()
+        self._reporter.tell()
         if draft is not None and leased is not None and self._leases is not None:
             draft.read, late = self._leases.follow(leased)
             if late:
@@ -326,7 +256,7 @@ class _Loop:
         self, step: Step, handovers: dict[int, int], leased: Leased | None = None
     ) -> None:
         plan = step.to_plan(handovers, self._planner.effort.alone)
-        self._sent_ns = time.monotonic_ns()
+        self._reporter.sent_ns = time.monotonic_ns()
         self._target.send(plan, leased)
 
     def _look_for_draft(self) -> None:
@@ -367,7 +297,7 @@ class _Loop:
         if not self._arrived:
             return
         arrived, self._arrived = self._arrived, []
-        self._tell()  # what is known of a request goes before what ends it
+        self._reporter.tell()  # what is known of a request goes before what ends it
         for message in arrived:
             if isinstance(message, AddRequest):
                 self._add(message)
@@ -375,10 +305,10 @@ class _Loop:
                 self._abort(message)
             elif isinstance(message, StatsRequest):
                 trouble = self._draft.trouble if self._draft is not None else ""
-                stats = self._stats()
-                self._frontend.send(
-                    SchedulerStats(message.token, stats, self._hub.states(), trouble)
-                )
+                stats = self._reporter.figures(self._scheduler, self._times, self._draft)
+                stats["hub_bad_messages"] = self._hub.bad_messages
+                states = self._hub.states()
+                self._frontend.send(SchedulerStats(message.token, stats, states, trouble))
 
     def _add(self, message: AddRequest) -> None:
         request = Request.from_message(message, self._planner.hash0(message.key), BlockTable())
@@ -403,97 +333,6 @@ class _Loop:
         error = RequestError(503, f"pipeline stopped: {reason}")
         # Without a frontend there is nobody to tell, and the first loss is the one to report.
         with contextlib.suppress(PeerLost):
-            self._tell()
+            self._reporter.tell()
             for request in list(self._scheduler.requests()):
                 self._frontend.reject(request.rid, error)
-
-    # ------------------------------------------------------------ telling
-
-    def _tell(self) -> None:
-        """Send the last round's tokens, learn its times and log it, once."""
-        told, self._untold = self._untold, None
-        if told is None:
-            return
-        result = told.result
-        for emission in told.emissions:
-            self._send_tokens(emission, result.finished_ns)
-        emitted = sum([emission.outcome.accepted + 1 for emission in told.emissions])
-        self._planner.observe(told.seen, emitted)
-        self._runtime.log.info(
-            "round",
-            step=told.step,
-            plan=told.plan,
-            sent=told.sent_ns,
-            start=result.started_ns,
-            end=result.finished_ns,
-            query=told.queried_ns,
-            waited=told.waited_ns,
-            rows=told.rows,
-        )
-        if told.step % COLLECT_EVERY == 0:
-            gc.collect(1)
-
-    def _send_tokens(self, emission: Emission, finished_ns: int) -> None:
-        request = emission.request
-        request.first_token_ns = request.first_token_ns or finished_ns
-        request.last_token_ns = finished_ns
-        self._output_tokens += len(emission.tokens)
-        if emission.finish == FAILED:
-            reason = emission.outcome.failure
-            self._runtime.log.info("failed", rid=request.rid, reason=reason)
-            text = f"cannot be followed further: {reason}"
-            self._frontend.reject(request.rid, RequestError(400, text, "response_format"))
-            return
-        stats = None
-        if emission.finish:
-            stats = request.stats()
-            self._finished_requests += 1
-            self._runtime.log.info("finish", rid=request.rid, reason=emission.finish)
-        self._frontend.send(
-            TokensOut(
-                request.rid,
-                emission.tokens,
-                emission.accepted,
-                emission.finish,
-                stats,
-                emission.logprobs,
-                emission.drafted,
-            )
-        )
-
-    def _stats(self) -> dict[str, float]:
-        scheduler = self._scheduler
-        blocks = scheduler.blocks
-        values: dict[str, float] = {
-            "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting),
-            "free_blocks": blocks.num_free,
-            "total_blocks": blocks.num_blocks,
-            "prefix_query_tokens": blocks.query_tokens,
-            "prefix_hit_tokens": blocks.hit_tokens,
-            "preemptions": scheduler.preemptions,
-            "finished_requests": self._finished_requests,
-            "output_tokens": self._output_tokens,
-            "hub_bad_messages": self._hub.bad_messages,
-        }
-        if self._draft is not None:
-            values["degraded"] = float(bool(self._draft.trouble))
-            values["draft_losses"] = self._draft.losses
-            if self._planner.drafting:
-                self._draft.drain(self._planner)
-            values["draft_free_blocks"] = self._draft.free_blocks
-            values["draft_total_blocks"] = self._draft.total_blocks
-        values |= {
-            "effort_k": self._planner.effort.k,
-            "effort_branches": self._planner.effort.branches,
-            "probes": self._planner.efforts.probes,
-        }
-        totals = msgspec.structs.asdict(self._times) | msgspec.structs.asdict(
-            self._planner.counters
-        )
-        for name, value in totals.items():
-            if isinstance(value, list):
-                values |= {f"{name}_{i}": v for i, v in enumerate(value)}
-            elif not name.startswith("_"):
-                values[name] = value
-        return values
