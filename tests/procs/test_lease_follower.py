@@ -75,7 +75,7 @@ class Scene:
             lambda: peers.mail,
             cast(Any, peers),
             self.times,
-            lambda step, result, verified, emissions, ns: peers.told.append(len(emissions)),
+            lambda step, result, verified, emissions, *rest: peers.told.append(len(emissions)),
         )
         leased = follower.grant(step)
         assert leased is not None
