@@ -20,7 +20,7 @@ ATTEND_EVERY = 50
 """Looks at the records between two looks at requests and peers."""
 _NAP = 20e-6  # seconds between looks where cores are scarce
 
-Tell = Callable[[Step, StepResult, list[int], list[Emission], tuple[int, int]], None]
+Tell = Callable[[Step, StepResult, list[int], list[Emission], tuple[int, int], float], None]
 """Passes on a round; see ``procs.scheduler``."""
 
 
@@ -118,15 +118,14 @@ class LeaseFollower:
         chosen = max(record.chosen for record in live) + clock
         settled = max(record.settled for record in live) + clock
         if self._last_settled and missed:
-            seconds = max(0, started - self._last_settled) * 1e-9
-            self._times.backup_wait_seconds += self._times.waited(seconds)
+            drafted = max(0, started - self._last_settled) * 1e-9
+            self._times.backup_wait_seconds += self._times.waited(drafted)
         verified = [len(record.chain) for record in live]
         outcomes = [emission.outcome for emission in emissions]
         result = StepResult(step.number, outcomes, started, chosen, chosen)
-        self._times.step(result, len(verified) + sum(verified))
+        seconds = self._times.step(result, len(verified) + sum(verified))
         waited = any(record.looks for record in live)
         if waited:
-            seconds = self._times.waited((settled - chosen) * 1e-9)
-            self._times.depth_wait_seconds += seconds
+            self._times.depth_wait_seconds += self._times.waited((settled - chosen) * 1e-9)
         self._last_settled = settled
-        self._tell(step, result, verified, emissions, (chosen, settled if waited else 0))
+        self._tell(step, result, verified, emissions, (chosen, settled if waited else 0), seconds)

@@ -196,9 +196,10 @@ class _Loop:
         verified: list[int],
         emissions: list[Emission],
         cache_ns: tuple[int, int],
+        seconds: float,
     ) -> None:
         self._reporter.sent_ns = result.started_ns
-        self._reporter.note(step, result, verified, emissions, cache_ns)
+        self._reporter.note(step, result, verified, emissions, cache_ns, seconds)
         self._reporter.tell()
         if self._draft is not None:
             self._draft.drain(self._planner)
@@ -215,6 +216,8 @@ class _Loop:
             decoding = {row.request.slot: row.request for row in step.decoding}
             room = {slot: self._scheduler.chain_room(r) for slot, r in decoding.items()}
             backups = planner.prepare(step, room)
+            if not planner.tells(decoding):
+                leased = None
             handovers = planner.number_handovers(step, backups)
             if backups:
                 draft.send(planner.plan_draft(step, backups, handovers), leased)

@@ -135,6 +135,7 @@ class Leases:
         step = leased.step if first else self._scheduler.leased_step(requests)
         if not first:
             self._planner.round += 1
+            self._planner.counters.steps_parallel += 1
             self._planner.follow_backups(requests, [r.chain for _, r in live], leased.draft)
         for request, record in live:
             request.chain = record.chain

@@ -335,6 +335,10 @@ class RoundPlanner:
         proposer.extend(request.tokens[len(proposer) :])
         return proposer
 
+    def tells(self, slots: Iterable[int]) -> bool:
+        """Whether the draft is told of all these rows in the step prepared last."""
+        return self._told.issuperset(slots)
+
     def number_handovers(self, step: Step, backups: dict[int, int]) -> dict[int, int]:
         """By slot, the numbers under which the draft hands over the distributions that judge the
         chains of a step (rejection rule); rows without one are judged as point masses. The number

@@ -19,14 +19,15 @@ from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.hashing import extend_all
 from ssd_pipe.engine.leases import MAX_ROUNDS, Leased, Leases, leasable
+from ssd_pipe.engine.partition import Share
+from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import Emission, Scheduler
-from ssd_pipe.engine.speculation_cache import SpeculationCache, size_bytes
 from ssd_pipe.params import NoiseKey, Processors
 
 K, BLOCK, SLOTS, MAX_LEN, VOCAB = 3, 4, 3, 60, 9
-SPEC = SpeculationSection(k=K, backup="none")
+SPEC = SpeculationSection(k=K, backup="none", adaptive=False)
 
 
 def request_of(rid: int, tokens: list[int], max_tokens: int, **more: Any) -> Request:
@@ -121,11 +122,12 @@ class Side:
         self.world = world
         self.scheduler = Scheduler(BlockManager(blocks, BLOCK), SLOTS, MAX_LEN, 24, K, 50)
         shape = (SLOTS, 4, K)
-        self.cache = SpeculationCache(bytearray(size_bytes(*shape)), *shape, create=True)
-        self.planner = RoundPlanner("ssd", SPEC, self.cache)
+        memory = bytearray(size_bytes(*shape, 1))
+        self.cache = make_part(memory, *shape, Share(0, 1))
+        self.planner = RoundPlanner("ssd", SPEC, PartitionedCache(memory, *shape, 1))
         self.leases = Leases(self.scheduler, self.planner, SPEC) if leasing else None
-        memory = np.zeros(RoundRecords.size_bytes(SLOTS, K), np.uint8)
-        self.records = RoundRecords(memory, SLOTS, K)
+        words = np.zeros(RoundRecords.size_bytes(SLOTS, K), np.uint8)
+        self.records = RoundRecords(words, SLOTS, K)
         self.requests: list[Request] = []
         self.leased = 0
 
@@ -193,7 +195,9 @@ class Side:
 
     @property
     def counters(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self.planner.counters)
+        """Of rounds; how rows share steps may differ."""
+        counters = msgspec.structs.asdict(self.planner.counters)
+        return {name: n for name, n in counters.items() if not name.startswith("steps_")}
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 5), blocks=st.integers(40, 80))
