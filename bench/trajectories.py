@@ -57,7 +57,7 @@ class _Row(msgspec.Struct):
     rid: int
     k: int
     token: int
-    hit: bool
+    hit: bool | None
     chain: int
 
 

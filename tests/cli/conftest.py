@@ -65,6 +65,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             "draft.threads": 1,
             # Rounds must happen however little they pay with models this small.
             "speculation.backup": "jit",
+            "speculation.adaptive": False,
             "run.shm_dir": shm_dir,
             "run.log_dir": str(folder / "logs"),
             "run.torch_profiler": PROFILED,
