@@ -6,16 +6,20 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PROMPT ?=
+# As typed: neither make nor the shell looks into it.
+export DEMO_PROMPT := $(value PROMPT)
 
 BIN := $(VENV)/bin
 SOURCES := ssd_pipe procs ipc models bench tests
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WANTED := $(shell printf '%s' '$(TORCH) $(TORCH_INDEX)' | cksum | cut -d' ' -f1)
+INSTALLED := $(VENV)/installed-$(WANTED)
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: demo test test-all lint types pull clean
 
-demo: $(VENV)/installed
-	$(BIN)/ssd-pipe demo --no-adaptive $(if $(PROMPT),"$(PROMPT)")
+demo: $(INSTALLED)
+	$(BIN)/ssd-pipe demo --no-adaptive $(if $(value PROMPT),"$$DEMO_PROMPT")
 
 test: lint types pull
 	$(BIN)/python -m pytest -m "not slow"
@@ -23,27 +27,27 @@ test: lint types pull
 test-all: lint types pull
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/installed-dev
+lint: $(INSTALLED)-dev
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 
-types: $(VENV)/installed-dev
+types: $(INSTALLED)-dev
 	$(BIN)/mypy
 
-pull: $(VENV)/installed-dev
+pull: $(INSTALLED)-dev
 	$(BIN)/ssd-pipe pull smollm2-135m-instruct
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp per set of dependencies; both reinstall when pyproject.toml changes.
-$(VENV)/installed: pyproject.toml | $(BIN)/python
+# A stamp per set of dependencies and torch; both reinstall when pyproject.toml changes.
+$(INSTALLED): pyproject.toml | $(BIN)/python
 	$(PIP) $(INDEX) "$(TORCH)" -e .
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+$(INSTALLED)-dev: pyproject.toml | $(BIN)/python
 	$(PIP) $(INDEX) "$(TORCH)" -e ".[dev]"
-	touch $@ $(VENV)/installed
+	touch $@ $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
