@@ -28,6 +28,7 @@ from tests.pipelines import byte_model
 
 PROMPT = [10, 20, 30, 40]
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
+ALWAYS = {"speculation.backup": "jit", "speculation.adaptive": False}  # whether it pays or not
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def config(model: Path, shm_dir: Path, tmp_path: Path) -> PipelineConfig:
     # The model drafts for itself, so that every chain is accepted.
     settings = {"target.model": str(model), "draft.model": str(model), "speculation.k": 3}
     settings |= {"run.shm_dir": str(shm_dir), "run.log_dir": str(tmp_path / "logs")}
-    return load(None, {**settings, "target.threads": 1, "speculation.backup": "jit"})
+    return load(None, {**settings, "target.threads": 1, **ALWAYS})
 
 
 def builder(model: Path, **more: Any) -> Builder:

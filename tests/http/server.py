@@ -94,6 +94,7 @@ def whole_pipeline(folder: Path, **settings: Any) -> Iterator[tuple[Supervisor, 
             "target.model": str(models["target"]),
             "draft.model": str(models["draft"]),
             "target.threads": 1,
+            "speculation.adaptive": False,  # or it would seldom be tested with models this small
             "run.shm_dir": shm_dir,
             "run.log_dir": str(folder / "logs"),
             "run.log_level": "info",
