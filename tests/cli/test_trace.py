@@ -162,7 +162,7 @@ def test_a_picture_shows_hits_misses_and_the_rounds_asked_for(
     logs: Path, line: TimeLine, tmp_path: Path, trace: Trace
 ) -> None:
     file = tmp_path / "rounds.svg"
-    trace(str(logs), "--picture", str(file), "--rounds", "6")
+    trace(str(logs), "--picture", str(file), "--rounds", "100")
     drawn = ElementTree.parse(file).getroot()
     text = " ".join(drawn.itertext())
     for words in ("target-0", "scheduler", "draft", "outcome: hit", "outcome: miss", "glue pass"):
