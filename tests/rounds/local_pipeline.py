@@ -178,6 +178,7 @@ class LocalPipeline:
     def find_draft(self) -> None:
         """Another draft, or the same one, comes back and has forgotten everything."""
         self.planner.drafting = True
+        self.planner.effort = self.planner.efforts.full  # nobody decides here round by round
         begin = [self.planner.begin(request) for request in self.scheduler.running]
         for speculator in self.speculators:
             speculator.apply(DraftPlan(round=0, rows=[], fresh=True))
