@@ -180,7 +180,7 @@ class Supervisor:
         self.config = msgspec.structs.replace(self.config, run=run)
         self.endpoint = local_endpoint(run_dir)
         self.log_dir = log_folder(run.log_dir, run.name)
-        self._sink.open_file(self.log_dir / "supervisor.jsonl")
+        self._sink.open_file(self.log_dir / "supervisor.jsonl", run.log_limit)
         _write_atomically(run_dir.config, msgspec.json.encode(self.config))
         self._remove_ready_file()
 
