@@ -19,6 +19,7 @@ Rule = Literal["shared_noise", "rejection"]
 Allocation = Literal["fixed", "uniform", "geometric", "confidence"]
 Backup = Literal["auto", "jit", "ngram", "none"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 OnFailure = Literal["stop", "restart"]
 OnDraftFailure = Literal["degrade", "fail"]
@@ -62,7 +63,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
     cpus: list[int] = []
     backend: Literal["auto", "reference", "native", "cuda"] = "auto"
     attention: Literal["auto", "triton", "flashinfer"] = "auto"
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     seed: int = 0
     enforce_eager: bool = False
     memory_share: float = 0.8
