@@ -82,7 +82,8 @@ def _run(arguments: list[str]) -> int:
         if logger is not None:
             logger.log(heading, bench.rows)
     finally:
-        out.print(f"results: {results.path}", soft_wrap=True)
+        if results.written:
+            out.print(f"results: {results.path}", soft_wrap=True)
     return 0 if passed else FAILED_STATUS
 
 

@@ -13,6 +13,7 @@ import msgspec
 from ssd_pipe.client import Client, Stream
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import SsdPipeError
+from ssd_pipe.log_file import process_of
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.relay import Relay
 from ssd_pipe.supervisor import Supervisor
@@ -173,5 +174,5 @@ def read_loaded(log_dir: Path) -> dict[str, dict[str, Any]]:
                 fields = msgspec.json.decode(line, type=dict[str, Any])
                 if fields.get("event") == "loaded":
                     keep = ("backend", "weight_bytes", "kv_blocks", "threads")
-                    loaded[path.stem] = {k: fields[k] for k in keep if k in fields}
+                    loaded[process_of(path)] = {k: fields[k] for k in keep if k in fields}
     return loaded

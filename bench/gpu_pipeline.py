@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import msgspec
@@ -286,7 +287,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target-device", default="cuda:0", help="'cuda' with --tp")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks of the target")
     parser.add_argument("--draft-device", default="cuda:1")
-    parser.add_argument("--log-dir", type=Path, default=Path("/tmp/ssd-gpu-pipeline"))
+    parser.add_argument("--log-dir", type=Path, default=Path(gettempdir()) / "ssd-gpu-pipeline")
     parser.add_argument("--output", type=Path, default=Path("bench/results/gpu_pipeline.json"))
     return parser.parse_args()
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from bench.rows import Row
+from ssd_pipe.log_file import process_of
 
 UNCUT_SHARE = 0.3
 """Of the draft's rounds; with fewer, those not cut are the odd ones (a prompt was read, say)."""
@@ -50,7 +51,7 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
     for event in events(log_dir / "target-0.jsonl", "verify"):
         if event["tokens"] <= longest:
             verify.append(event["end"] - event["start"])
-    drafts = sorted(log_dir.glob("draft*.jsonl"))
+    drafts = sorted(p for p in log_dir.glob("draft*.jsonl") if p.stem == process_of(p))
     for event in (event for path in drafts for event in events(path, "draft")):
         start, drafted, glued, depths = (event[n] for n in ("start", "backup", "glue", "depths"))
         if drafted > start:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Literal
 
 import msgspec
@@ -223,7 +224,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--ready-timeout", type=float, default=280.0)
     add("--shm-dir", default="/dev/shm")
-    add("--log-dir", type=Path, default=Path("/tmp/ssd-paper-run"))
+    add("--log-dir", type=Path, default=Path(gettempdir()) / "ssd-paper-run")
     add("--output", type=Path, default=Path("bench/results/paper-run.json"))
     add("--resume", action="store_true", help="keep what --output has, run what it lacks")
     args = parser.parse_args(given)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from bench.gpu_stages import UNCUT_SHARE, events, median_ms
+from ssd_pipe.log_file import process_of
 
 Window = tuple[float, float]
 """CLOCK_MONOTONIC seconds."""
@@ -71,7 +72,7 @@ def read_batch(log_dir: Path, windows: Sequence[Window], rows: int) -> BatchStag
     stages = BatchStages(rounds=len(rounds), verify_ms=median_ms(verify))
     if outcomes:
         stages.tokens_per_row = statistics.fmean(row["k"] + 1 for row in outcomes)
-    workers = sorted(log_dir.glob("draft*.jsonl"))
+    workers = sorted(p for p in log_dir.glob("draft*.jsonl") if p.stem == process_of(p))
     if workers and outcomes:
         _add_draft(stages, workers, {event["plan"] for event in rounds})
         if stages.glue_ms is not None:

@@ -18,7 +18,12 @@ VERSION = 2
 class Results:
     """A JSON document that is written anew after each part, so that a broken run keeps its parts.
 
-    Raises ResourceError if it cannot be written.
+    Until the first part there is no file, and what an earlier run left under the name stays.
+    Raises ResourceError if it cannot be written, in the first place if it will not be.
+
+    Attributes:
+        path: the file.
+        written: whether it holds this run's results.
     """
 
     def __init__(self, path: Path | None, heading: dict[str, Any]) -> None:
@@ -29,20 +34,29 @@ class Results:
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             **heading,
         }
-        self._write()
+        self.written = False
+        self._save(keep=False)
+
+    def describe(self, part: str, content: Any) -> None:
+        """Set ``part`` of the heading, to be written with the first result."""
+        self._content[part] = msgspec.to_builtins(content)
 
     def add(self, part: str, content: Any) -> None:
         """Set ``part`` to ``content``: structs and plain values."""
-        self._content[part] = msgspec.to_builtins(content)
-        self._write()
+        self.describe(part, content)
+        self._save()
 
-    def _write(self) -> None:
+    def _save(self, keep: bool = True) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fresh = self.path.with_name(f".{self.path.name}-{os.getpid()}")
             text = msgspec.json.format(msgspec.json.encode(self._content), indent=1)
             # Results are for others too, whose home is elsewhere.
             fresh.write_bytes(text.replace(str(Path.home()).encode() + b"/", b"~/"))
-            fresh.rename(self.path)
+            if keep:
+                fresh.rename(self.path)
+                self.written = True
+            else:
+                fresh.unlink()
         except OSError as error:
             raise ResourceError(f"results file {self.path}: {error.strerror}") from None

@@ -284,7 +284,7 @@ def _claim(fresh: Path, path: Path) -> None:
         shared = runlock.try_lock(fd, fcntl.LOCK_SH)
         os.close(fd)
         if shared or time.monotonic() > deadline:
-            raise RunInUse(f"{path}: run directory in use")
+            raise RunInUse(f"a run named {path.name!r} is already up: {path} is in use")
         time.sleep(0.002)  # somebody is removing it
 
 

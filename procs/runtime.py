@@ -178,7 +178,10 @@ def run_process(
             _die_with_supervisor(stopping)
             rundir = stack.enter_context(_join(role, config, need_bytes))
             folder = logs.log_folder(config.run.log_dir, rundir.name)
-            log = logs.configure(name, folder / f"{name}.jsonl", config.run.log_level, pretty_logs)
+            run = config.run
+            log = logs.configure(
+                name, folder / f"{name}.jsonl", run.log_level, pretty_logs, run.log_limit
+            )
             stack.callback(logs.close)
             cores = available_cores()
             threads = _take_cores(role, rank, config)

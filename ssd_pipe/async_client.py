@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,14 +94,14 @@ class AsyncClient:
         """Submit at once; returns the stream of its chunks.
 
         Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``sampling`` are fields of
-        SamplingParams and override ``params``. Raises RequestError for a request that is too long
-        or has text that is not Unicode (surrogates).
+        SamplingParams and override ``params``. Raises RequestError for a request that is too long,
+        has a part of another type than it should, or text that is not Unicode (surrogates).
         """
         submit = Submit(
             id=f"r{next(self._numbers)}",
             prompt=prompt,
             messages=_chat_messages(messages),
-            token_ids=None if token_ids is None else tuple(int(t) for t in token_ids),
+            token_ids=_token_ids(token_ids),
             params=_sampling(params, sampling),
         )
         data = self._encode(submit)
@@ -325,9 +326,21 @@ def _as_error(failure: Failure) -> RequestError:
 def _chat_messages(messages: Messages | None) -> tuple[ChatMessage, ...] | None:
     if messages is None:
         return None
-    return tuple(
-        m if isinstance(m, ChatMessage) else ChatMessage(m["role"], m["content"]) for m in messages
-    )
+    try:
+        turns = [msgspec.structs.asdict(m) if isinstance(m, ChatMessage) else m for m in messages]
+        return msgspec.convert(turns, tuple[ChatMessage, ...])
+    except (msgspec.ValidationError, TypeError) as error:
+        reason = f"each needs a role and a content, both texts: {error}"
+        raise RequestError(400, reason, "messages") from None
+
+
+def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    try:
+        return tuple(operator.index(each) for each in ids)
+    except TypeError as error:
+        raise RequestError(400, f"must be whole numbers: {error}", "token_ids") from None
 
 
 def _texts(messages: tuple[ChatMessage, ...] | None) -> list[str]:

@@ -19,6 +19,8 @@ Rule = Literal["shared_noise", "rejection"]
 Allocation = Literal["fixed", "uniform", "geometric", "confidence"]
 Backup = Literal["auto", "jit", "ngram", "none"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 OnFailure = Literal["stop", "restart"]
 OnDraftFailure = Literal["degrade", "fail"]
 FanOut = int | list[int]
@@ -61,7 +63,7 @@ class ModelSection(Section, frozen=True, kw_only=True):
     cpus: list[int] = []
     backend: Literal["auto", "reference", "native", "cuda"] = "auto"
     attention: Literal["auto", "triton", "flashinfer"] = "auto"
-    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    load_format: LoadFormat = "auto"
     seed: int = 0
     enforce_eager: bool = False
     memory_share: float = 0.8
@@ -175,6 +177,9 @@ class RunSection(Section, frozen=True, kw_only=True):
         name: the run's name; empty = a fresh unique one.
         shm_dir: file system of the run directory (sockets, doorbells, shared memory).
         log_dir: parent of this run's log folder; empty = the user's state folder.
+        log_max_mb: million bytes of one process's log file; then it is renamed to
+            ``<process>.1.jsonl``, in the place of the one before, and a new one begins. 0 = no
+            limit.
         endpoint: public ZeroMQ address, besides the socket in the run directory; empty = none.
         curve_secret_key: secret certificate (``ssd-pipe keys``) that clients of a tcp endpoint
             must know the public part of; needed where other machines reach the endpoint.
@@ -199,7 +204,8 @@ class RunSection(Section, frozen=True, kw_only=True):
     name: str = ""
     shm_dir: str = "/dev/shm"
     log_dir: str = ""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
+    log_max_mb: int = 256
     endpoint: str = ""
     curve_secret_key: str = ""
     curve_clients: str = ""
@@ -213,6 +219,11 @@ class RunSection(Section, frozen=True, kw_only=True):
     on_draft_failure: OnDraftFailure = "degrade"
     max_restarts: int = 5
     restart_window: float = 300.0
+
+    @property
+    def log_limit(self) -> int:
+        """``log_max_mb`` in bytes."""
+        return self.log_max_mb * 1_000_000
 
 
 class GatewaySection(Section, frozen=True, kw_only=True):
@@ -354,6 +365,7 @@ def _check_ranges(config: PipelineConfig) -> None:
         raise ConfigError("gateway.host", "must not be empty")
     if not gateway.api_key.isascii() or not gateway.api_key.isprintable():
         raise ConfigError("gateway.api_key", "printable ASCII characters only")
+    within("run.log_max_mb", run.log_max_mb, 0, 2**20)
     within("run.ready_timeout", run.ready_timeout, 1, 86400)
     within("run.beat_timeout", run.beat_timeout, 0.5, 3600)
     within("run.grace", run.grace, 0.1, 600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> PipelineConfig:
             # An unknown section is reported alone; what was asked for is a setting in it.
             section = f"{error.field}."
             name = next((n for n in overrides if n.startswith(section)), error.field)
+            if isinstance(mapping.get(name), dict):
+                raise ConfigError(name, "unknown section" + _suggestion(name, SECTIONS)) from None
             raise ConfigError(name, "unknown setting" + _suggestion(name)) from None
         raise
     check_combination(config)
@@ -163,9 +165,15 @@ def setting_names() -> list[str]:
     return names
 
 
-def _suggestion(name: str) -> str:
-    """ " (did you mean ...?)" for a near miss, or for the right key in the wrong section."""
-    names = setting_names()
+SECTIONS = list(dict.fromkeys(n.partition(".")[0] for n in setting_names() if "." in n))
+
+
+def _suggestion(name: str, names: Sequence[str] = ()) -> str:
+    """ " (did you mean ...?)" for a near miss, or for the right key in the wrong section.
+
+    ``names`` are what it may have meant; none = every setting.
+    """
+    names = names or setting_names()
     last = name.rpartition(".")[2]
     near = difflib.get_close_matches(name, names, 1, 0.75) or [
         n for n in names if n.rpartition(".")[2] == last

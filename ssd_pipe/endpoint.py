@@ -26,12 +26,13 @@ def local_endpoint(run_dir: RunDir) -> str:
 def find_endpoint(endpoint: str | None = None, run: str | None = None, shm_dir: str = "") -> str:
     """Address of a running pipeline.
 
-    In this order: ``endpoint``; the run named ``run``; $SSD_ENDPOINT; the only live run of this
-    user under ``shm_dir`` (default /dev/shm). Raises ResourceError if that gives none.
+    In this order: ``endpoint``; the run named ``run``, or the only live one of this user, under
+    ``shm_dir``; if neither is given, $SSD_ENDPOINT, else the only live run under /dev/shm.
+    Raises ResourceError if that gives none.
     """
     if endpoint:
         return endpoint
-    if not run and (from_environment := os.environ.get("SSD_ENDPOINT")):
+    if not (run or shm_dir) and (from_environment := os.environ.get("SSD_ENDPOINT")):
         return from_environment
     try:
         path = find_run(shm_dir or RunSection().shm_dir, run or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -9,6 +10,11 @@ from ssd_pipe.config import GatewaySection
 from ssd_pipe.errors import ResourceError
 
 BACKLOG = 1024
+EVERYWHERE = {
+    "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
+    "::": (socket.AF_INET6, "2001:db8::1", "::1"),
+}
+"""Hosts that mean every network: family, an address for documentation, the loopback address."""
 LISTENER_VARIABLE = "SSD_GATEWAY_FD"
 """Names the descriptor of a listening socket that a gateway inherits from its supervisor."""
 
@@ -25,7 +31,9 @@ def listen(gateway: GatewaySection) -> socket.socket:
         # create_server adds the address to the text; a failed look-up has no number of errno's.
         number = None if isinstance(error, socket.gaierror) else error.errno
         reason = os.strerror(number) if number else error.strerror or str(error)
-        raise ResourceError(f"gateway.port: cannot listen on {where}: {reason}") from None
+        wrong_host = isinstance(error, socket.gaierror) or number == errno.EADDRNOTAVAIL
+        field = "gateway.host" if wrong_host else "gateway.port"
+        raise ResourceError(f"{field}: cannot listen on {where}: {reason}") from None
 
 
 def inherit_or_listen(gateway: GatewaySection) -> socket.socket:
@@ -40,6 +48,30 @@ def inherit_or_listen(gateway: GatewaySection) -> socket.socket:
 
 
 def address(gateway: GatewaySection, port: int) -> str:
-    """Base URL of the gateway that listens on ``port``."""
-    host = f"[{gateway.host}]" if ":" in gateway.host else gateway.host
-    return f"http://{host}:{port}"
+    """Base URL, for clients, of the gateway that listens on ``port``."""
+    host = usable_host(gateway.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def usable_endpoint(endpoint: str) -> str:
+    """``endpoint`` as clients can use it, if it means every network of this machine."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or host.strip("[]") not in EVERYWHERE:
+        return endpoint
+    host = usable_host(host.strip("[]"))
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def usable_host(host: str) -> str:
+    """This machine's address towards others if ``host`` means all of them, else ``host``."""
+    if host not in EVERYWHERE:
+        return host
+    family, outside, loopback = EVERYWHERE[host]
+    # Connecting a datagram socket chooses a route and sends nothing.
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((outside, 9))
+        except OSError:
+            return loopback
+        return str(probe.getsockname()[0])

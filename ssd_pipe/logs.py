@@ -20,7 +20,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
-from ssd_pipe.errors import ResourceError
+from ssd_pipe.log_file import LogFile
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _STDERR_LEVEL = {"warning", "error", "critical", "exception"}
@@ -29,9 +29,9 @@ _STDERR_LEVEL = {"warning", "error", "critical", "exception"}
 class _Sink:
     """The only processor: stamps the event and writes it where it belongs."""
 
-    def __init__(self, process: str, fd: int, pretty: bool) -> None:
+    def __init__(self, process: str, file: LogFile | None, pretty: bool) -> None:
         self._process = process
-        self._fd = fd
+        self._file = file
         self._pretty = pretty
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self._console = structlog.dev.ConsoleRenderer(
@@ -53,22 +53,22 @@ class _Sink:
             "level": level,
             **event,
         }
-        if self._fd >= 0 or (to_stderr and not self._pretty):
+        if self._file is not None or (to_stderr and not self._pretty):
             line = self._encoder.encode(stamped) + b"\n"
-            if self._fd >= 0:
-                _write(self._fd, line)
+            if self._file is not None:
+                self._file.write(line)
             if to_stderr and not self._pretty:
-                _write(2, line)
+                _to_stderr(line)
         if to_stderr and self._pretty:
             shown = {"timestamp": stamped["wall"][11:23], "level": level, "logger": self._process}
             text = self._console(logger, method, {**shown, **event})
-            _write(2, f"{text}\n".encode())
+            _to_stderr(f"{text}\n".encode())
         raise structlog.DropEvent  # written; nothing is left for structlog to do
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
     def _wall(self, now: int) -> str:
         second, rest = divmod(now, 1_000_000_000)
@@ -91,7 +91,11 @@ _open_sinks: list[_Sink] = []
 
 
 def configure(
-    process: str, log_file: Path | None, level: str = "info", pretty: bool | None = None
+    process: str,
+    log_file: Path | None,
+    level: str = "info",
+    pretty: bool | None = None,
+    limit: int = 0,
 ) -> FilteringBoundLogger:
     """Set up logging of this process and return its logger.
 
@@ -101,20 +105,14 @@ def configure(
         level: lowest level written: debug, info, warning or error.
         pretty: everything to stderr, readable; False: only warnings and errors, as JSON;
             None: readable if stderr is a terminal.
+        limit: bytes of the file before a new one begins (see ``log_file``); 0 = no limit.
 
     Raises:
         ResourceError: the file cannot be opened.
     """
-    fd = -1
-    if log_file is not None:
-        try:
-            log_file.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            fd = os.open(log_file, flags, 0o600)
-        except OSError as error:
-            raise ResourceError(f"log file {log_file}: {error.strerror}") from None
+    file = LogFile(log_file, limit) if log_file is not None else None
     close()
-    sink = _Sink(process, fd, sys.stderr.isatty() if pretty is None else pretty)
+    sink = _Sink(process, file, sys.stderr.isatty() if pretty is None else pretty)
     _open_sinks.append(sink)
     structlog.configure(
         processors=[sink],
@@ -149,7 +147,7 @@ def _plain(value: Any) -> Any:
     return plain() if plain is not None else str(value)
 
 
-def _write(fd: int, line: bytes) -> None:
-    # A full disk or a reader that left must not take the process down with it.
+def _to_stderr(line: bytes) -> None:
+    # A reader that left must not take the process down with it.
     with contextlib.suppress(OSError):
-        os.write(fd, line)
+        os.write(2, line)

@@ -11,15 +11,25 @@ import zmq
 
 from ipc import sockets
 from ipc.curve import KeyPair, KnownClients, load_pair
-from ssd_pipe.config import PipelineConfig, RunSection, load_format
+from ssd_pipe.config import ModelSection, PipelineConfig, RunSection, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
-from ssd_pipe.errors import ModelError, ResourceError
+from ssd_pipe.engine.synthetic import SyntheticOutcomes
+from ssd_pipe.errors import ConfigError, ModelError, ResourceError
 from ssd_pipe.hub import resolve
+from ssd_pipe.threads import has_gpu
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+def check_settings(config: PipelineConfig) -> None:
+    """Raise ConfigError for a device this machine lacks or acceptance that cannot be replayed."""
+    for name, section in _models(config).items():
+        if section.device.startswith("cuda") and not has_gpu():
+            raise ConfigError(f"{name}.device", f"{section.device!r}, but there is no GPU here")
+    SyntheticOutcomes.of(config.speculation)
 
 
 def check_models(config: PipelineConfig) -> Dimensions:
@@ -28,7 +38,7 @@ def check_models(config: PipelineConfig) -> Dimensions:
     Raises ModelError (a model, file or weight that is missing or broken) or ConfigError (two
     vocabularies, a limit the models do not have).
     """
-    for section in (config.target, *([config.draft] if config.speculative else [])):
+    for section in _models(config).values():
         folder = resolve(section.model)
         if load_format(section) == "safetensors":
             for path in weight_files(folder):
@@ -114,6 +124,14 @@ def check_safetensors(path: Path) -> None:
     needed = 8 + length + max(ends, default=0)
     if size < needed:
         raise ModelError(f"{path}: cut short, has {size} bytes of {needed}")
+
+
+def _models(config: PipelineConfig) -> dict[str, ModelSection]:
+    """Sections of the models that are loaded, by name."""
+    models: dict[str, ModelSection] = {"target": config.target}
+    if config.speculative:
+        models["draft"] = config.draft
+    return models
 
 
 def _vocabulary(path: Path) -> Any:

@@ -6,7 +6,6 @@ library's warning, a traceback) becomes the event of a line of its own.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -17,7 +16,7 @@ from typing import Any, Protocol, TextIO
 
 import structlog
 
-from ssd_pipe.errors import ResourceError
+from ssd_pipe.log_file import LogFile
 from ssd_pipe.logs import LEVELS
 
 SILENT = 100  # above every level
@@ -33,8 +32,8 @@ class Sink(Protocol):
     def line(self, process: str, stream: str, line: str) -> None:
         """One line a child wrote."""
 
-    def open_file(self, path: Path) -> None:
-        """From now on also keep what no child keeps in its own log file."""
+    def open_file(self, path: Path, limit: int = 0) -> None:
+        """From now on also keep what no child keeps in its own log file; see ``LogFile``."""
 
     def close(self) -> None:
         """Close that file."""
@@ -49,7 +48,7 @@ class Relay:
     def __init__(self, level: str = "info", stream: TextIO | None = None) -> None:
         self._lowest = LEVELS[level]
         self._stream = stream if stream is not None else sys.stderr
-        self._file: TextIO | None = None
+        self._file: LogFile | None = None
         self._lock = threading.Lock()
         self._console: structlog.dev.ConsoleRenderer | None = None
         if self._stream.isatty():
@@ -57,13 +56,9 @@ class Relay:
                 colors="NO_COLOR" not in os.environ, pad_event_to=24
             )
 
-    def open_file(self, path: Path) -> None:
+    def open_file(self, path: Path, limit: int = 0) -> None:
         """Raises ResourceError if it cannot be opened."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
-        except OSError as error:
-            raise ResourceError(f"log file {path}: {error.strerror}") from None
+        self._file = LogFile(path, limit)
 
     def close(self) -> None:
         with self._lock:
@@ -88,8 +83,7 @@ class Relay:
         text = json.dumps(fields, default=str)
         with self._lock:
             if keep and self._file is not None:
-                with contextlib.suppress(OSError):
-                    print(text, file=self._file)
+                self._file.write(f"{text}\n".encode())
             if LEVELS.get(level, SILENT - 1) < self._lowest:
                 return
             if self._console is not None:

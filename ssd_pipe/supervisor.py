@@ -26,7 +26,7 @@ from ssd_pipe.config import PipelineConfig
 from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
 from ssd_pipe.footprint import shared_bytes
-from ssd_pipe.gateway_address import address, listen
+from ssd_pipe.gateway_address import address, listen, usable_endpoint
 from ssd_pipe.group import ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.life import Life
@@ -101,6 +101,7 @@ class Supervisor:
         if self.state is not GroupState.NEW:
             raise SsdPipeError("a supervisor starts once")
         check_cpus(self.config)
+        preflight.check_settings(self.config)
         sizes = preflight.check_models(self.config)
         preflight.check_endpoint(self.config.run)
         run = self.config.run
@@ -180,7 +181,7 @@ class Supervisor:
         self.config = msgspec.structs.replace(self.config, run=run)
         self.endpoint = local_endpoint(run_dir)
         self.log_dir = log_folder(run.log_dir, run.name)
-        self._sink.open_file(self.log_dir / "supervisor.jsonl")
+        self._sink.open_file(self.log_dir / "supervisor.jsonl", run.log_limit)
         _write_atomically(run_dir.config, msgspec.json.encode(self.config))
         self._remove_ready_file()
 
@@ -222,7 +223,7 @@ class Supervisor:
     def _announce(self, processes: tuple[ProcessState, ...]) -> None:
         self.state = GroupState.READY
         run = self.config.run
-        facts = {"run": run.name, "endpoint": run.endpoint or self.endpoint}
+        facts = {"run": run.name, "endpoint": usable_endpoint(run.endpoint) or self.endpoint}
         for process in processes:
             if process.port:
                 facts["http"] = address(self.config.gateway, process.port)

@@ -11,13 +11,19 @@ from ssd_pipe.errors import ConfigError
 from ssd_pipe.members import process_count
 
 SPIN_COUNT = "2000"
-GPU_DEVICE = "/dev/nvidiactl"
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
+"""One of them is there where torch finds a "cuda" device: NVIDIA, WSL 2, Tegra, ROCm."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def available_cores() -> list[int]:
     """Cores this process may run on."""
     return sorted(os.sched_getaffinity(0))
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU driver, found without torch."""
+    return any(Path(device).exists() for device in GPU_DEVICES)
 
 
 def check_cpus(config: PipelineConfig) -> None:
@@ -63,7 +69,7 @@ def process_cores(
 def _computes_here(config: PipelineConfig) -> bool:
     """Whether the models run on CPU cores."""
     devices = {config.target.device, config.draft.device}
-    return devices == {"cpu"} or (devices <= {"cpu", "auto"} and not Path(GPU_DEVICE).exists())
+    return devices == {"cpu"} or (devices <= {"cpu", "auto"} and not has_gpu())
 
 
 def thread_count(config: PipelineConfig, role: str, cores: int | None = None) -> int:

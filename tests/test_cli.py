@@ -16,15 +16,20 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ipc.messages import Chunk
+from ipc.messages import Chunk, StatusReply
 from ipc.rundir import RunDir, list_runs
+from ssd_pipe import __version__
+from ssd_pipe.cli.chat import key_for
 from ssd_pipe.cli.main import main
+from ssd_pipe.cli.status import print_status
 from ssd_pipe.cli.talk import show
 from ssd_pipe.client import Stream
 from ssd_pipe.config_load import load
 from ssd_pipe.doctor import Report, render
 from ssd_pipe.errors import PeerLost
+from ssd_pipe.gateway_address import usable_endpoint
 from ssd_pipe.preflight import tokenizer_mismatch
+from ssd_pipe.threads import has_gpu
 from tests.pipelines import byte_model, command
 
 TIMEOUT = 60
@@ -80,15 +85,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--mode", "turbo"], "turbo"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: no such file"),
         (["--endpoint", "here"], "run.endpoint: must be tcp://HOST:PORT"),
-        (["--log-level", "loud"], "run.log_level"),
+        (["--log-level", "loud"], "'debug', 'info', 'warning', 'error'"),
+        (["--load-format", "x"], "'auto', 'safetensors', 'dummy'"),
         (["--no-such-option"], "--no-such-option"),
         (["--set", "target.cpus=[4095]"], "target.cpus: core 4095 is not available"),
+        (["--synthetic-acceptance", "2"], "speculation.synthetic_acceptance: a rate must be 0..1"),
+        (["--synthetic-acceptance", "/nofile"], "neither a rate nor a file: /nofile"),
     ],
 )
 def test_up_refuses_a_wrong_setting_in_one_line(
     arguments: list[str], words: str, refused: Refused
 ) -> None:
     assert words in refused("up", "--no-pull", *arguments, status=2)
+
+
+@pytest.mark.skipif(has_gpu(), reason="needs a machine without a GPU")
+def test_up_refuses_a_gpu_that_is_not_there(refused: Refused) -> None:
+    line = refused("up", "--no-pull", "--set", "draft.device=cuda", status=2)
+    assert line == "error: draft.device: 'cuda', but there is no GPU here"
 
 
 def test_up_names_a_model_that_is_not_there(shm_dir: Path, refused: Refused) -> None:
@@ -170,8 +184,7 @@ def test_up_refuses_a_run_directory_in_use(model: Path, shm_dir: Path, refused: 
     place = ["--set", f"run.shm_dir={shm_dir}", "--mode", "ar", "--target", str(model)]
     with RunDir.create(shm_dir, "taken"):
         line = refused("up", *place, "--run", "taken", status=1)
-    assert "taken" in line
-    assert "in use" in line
+    assert "a run named 'taken' is already up" in line
 
 
 def test_up_names_the_shared_memory_it_needs(
@@ -255,16 +268,16 @@ def test_an_error_gets_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--max-tokens", "0"], "max_tokens: must be at least 1"),
-        (["--temperature", "-1"], "temperature"),
-        (["--top-p", "0"], "top_p"),
-        (["--stop", ""], "stop"),
+        (["--max-tokens", "0"], "--max-tokens: must be at least 1"),
+        (["--temperature", "-1"], "--temperature: must be between 0 and 100, got -1.0"),
+        (["--top-p", "0"], "--top-p"),
+        (["--stop", ""], "--stop"),
     ],
 )
 def test_a_wrong_sampling_option_is_named(
     arguments: list[str], words: str, refused: Refused
 ) -> None:
-    assert words in refused("generate", "hello", *arguments, status=1)
+    assert words in refused("generate", "hello", *arguments, status=2)
 
 
 def test_pull_of_nonsense_is_one_line(refused: Refused) -> None:
@@ -319,3 +332,69 @@ def test_doctor_reports_as_json_and_as_a_table() -> None:
     render(report, Console(file=table, width=200))
     for words in ("cores here", "smollm2-135m-instruct", report.machine["python"]):
         assert words in table.getvalue()
+
+
+def test_the_version(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capfd.readouterr().out == f"ssd-pipe {__version__}\n"
+
+
+def test_a_wrong_gateway_host_is_named(model: Path, shm_dir: Path, refused: Refused) -> None:
+    place = ["--set", f"run.shm_dir={shm_dir}", "--mode", "ar", "--target", str(model)]
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        line = refused("up", *place, "--http", "--port", "0", "--host", host, status=1)
+        assert line.startswith(f"error: gateway.host: cannot listen on {host}:0")
+
+
+def test_an_address_for_every_network_is_told_as_one_that_clients_can_use() -> None:
+    assert usable_endpoint("ipc:///x") == "ipc:///x"
+    assert usable_endpoint("tcp://127.0.0.1:5") == "tcp://127.0.0.1:5"
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        host = usable_endpoint(f"tcp://0.0.0.0:{port}").removeprefix("tcp://").partition(":")[0]
+        assert host != "0.0.0.0"
+        socket.create_connection((host, port), 5).close()
+
+
+def test_status_leaves_histograms_out(capfd: pytest.CaptureFixture[str]) -> None:
+    counters = {"rounds": 3.0, "overhead_at_0": 1.0, "hits_at_10": 2.0}
+    print_status(
+        StatusReply(
+            id="a",
+            run="r",
+            mode="ar",
+            target="t",
+            draft="",
+            max_model_len=9,
+            running=0,
+            waiting=0,
+            counters=counters,
+        )
+    )
+    shown = capfd.readouterr().out
+    assert "rounds 3" in shown
+    assert "_at_" not in shown
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "key"),
+    [
+        ("http://127.0.0.1:8000/v1", {"SSD_API_KEY": "ours"}, "ours"),
+        ("http://localhost:8000", {"SSD_API_KEY": "ours"}, "ours"),
+        ("http://[::1]:8000", {"SSD_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}, "theirs"),
+        ("https://api.example.org/v1", {"SSD_API_KEY": "ours"}, ""),
+        ("https://api.example.org/v1", {"SSD_API_KEY": "ours", "OPENAI_API_KEY": "x"}, "x"),
+        ("http://127.0.0.1@example.org/", {"SSD_API_KEY": "ours"}, ""),
+        ("http://[", {"SSD_API_KEY": "ours"}, ""),
+    ],
+)
+def test_the_gateways_key_is_shown_to_this_machine_only(
+    url: str, environment: dict[str, str], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SSD_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert key_for(url) == key

@@ -136,6 +136,25 @@ def test_text_that_is_not_unicode_is_refused(client):
     assert client.generate("fine").text == "fine"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
+        ({"messages": [ChatMessage("user", None)]}, "messages"),
+        ({"messages": 3}, "messages"),
+        ({"token_ids": ["a"]}, "token_ids"),
+        ({"token_ids": [1.5]}, "token_ids"),
+    ],
+)
+def test_a_part_of_the_wrong_type_is_named(client, arguments, field):
+    with pytest.raises(RequestError) as caught:
+        client.stream(**arguments)
+    assert caught.value.code == 400
+    assert caught.value.field == field
+    assert client.generate("x").text == "x"
+
+
 def test_status(client):
     assert client.status().running == 1
 
@@ -192,7 +211,8 @@ def test_the_only_run_is_found(run, monkeypatch):
         assert client.generate("x").text == "x"
     assert find_endpoint(run="t", shm_dir=run.shm_dir) == run.endpoint
     monkeypatch.setenv("SSD_ENDPOINT", "tcp://other:1")
-    assert find_endpoint(shm_dir=run.shm_dir) == "tcp://other:1"
+    assert find_endpoint() == "tcp://other:1"
+    assert find_endpoint(shm_dir=run.shm_dir) == run.endpoint
     assert find_endpoint("tcp://given:1", "t", run.shm_dir) == "tcp://given:1"
     assert find_endpoint(run="t", shm_dir=run.shm_dir) == run.endpoint
     with pytest.raises(ResourceError, match=r"'gone'.*ssd-pipe up"):

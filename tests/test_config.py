@@ -56,7 +56,12 @@ def test_json_of_a_config_reads_back_equal_with_the_same_digest() -> None:
     ("text", "field", "words"),
     [
         ("[speculation]\nkk = 3\n", "speculation.kk", "unknown setting (did you mean"),
-        ("[speculations]\nk = 3\n", "speculations", "unknown setting"),
+        ("[speculations]\nk = 3\n", "speculations", "unknown section"),
+        (
+            "[speculatoin]\nk = 3\n",
+            "speculatoin",
+            "unknown section (did you mean speculation?)",
+        ),
         ("k = 3\n", "k", "did you mean speculation.k?"),
         ("[speculation]\nk = 0\n", "speculation.k", "1..32, got 0"),
         ("[speculation]\nk = 33\n", "speculation.k", "got 33"),

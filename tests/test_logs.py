@@ -13,6 +13,7 @@ import pytest
 
 from ssd_pipe import logs
 from ssd_pipe.errors import ResourceError
+from ssd_pipe.trace.reading import read_logs
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +147,37 @@ def test_a_line_is_cheap(tmp_path: Path) -> None:
         return (time.thread_time() - start) / count * 1e6
 
     assert min(cpu_us() for _ in range(10)) < 20
+
+
+def test_a_full_file_makes_room_once(tmp_path: Path) -> None:
+    path = tmp_path / "draft.jsonl"
+    other = tmp_path / "target-0.jsonl"
+    other.write_text("{}\n")
+    log = logs.configure("draft", path, pretty=False, limit=2000)
+    log.info("start", run="r")
+    for step in range(100):
+        log.info("draft", round=step)
+    before = tmp_path / "draft.1.jsonl"
+    assert {p.name for p in tmp_path.iterdir()} == {path.name, before.name, other.name}
+    assert 1000 < before.stat().st_size <= 2000
+    assert path.stat().st_size <= 2000
+    steps = [line["round"] for line in [*lines(before), *lines(path)]]
+    assert steps == list(range(100 - len(steps), 100))
+    read = read_logs(tmp_path)
+    assert [event["round"] for event in read.events["draft"]] == steps
+
+    logs.configure("draft", path, pretty=False, limit=2000).info("again")
+    assert before.stat().st_size + path.stat().st_size <= 4000
+
+
+def test_a_file_without_limit_or_taken_away_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "draft.jsonl"
+    log = logs.configure("draft", path, pretty=False)
+    for step in range(100):
+        log.info("draft", round=step)
+    assert len(lines(path)) == 100
+    log = logs.configure("draft", path, pretty=False, limit=path.stat().st_size + 10)
+    path.unlink()
+    log.info("first")
+    log.info("second")
+    assert [line["event"] for line in lines(path)] == ["first", "second"]

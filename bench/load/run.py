@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     loads: list[Load] = []
     try:
         with _servers(plan, chosen) as servers:
-            results.add("servers", {server.name: server.facts for server in servers})
+            results.describe("servers", {server.name: server.facts for server in servers})
             for load in _loads(plan, servers, chosen):
                 loads.append(load)
                 results.add("loads", loads)
@@ -82,7 +82,8 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         if plan.modes and loads:
             out.print(table(loads))
-        out.print(f"results: {results.path}", soft_wrap=True)
+        if results.written:
+            out.print(f"results: {results.path}", soft_wrap=True)
     failed = [reason for load in loads for reason in load.summary.errors]
     for reason in sorted(set(failed)):
         out.print(f"failed: {reason}", markup=False, soft_wrap=True)

@@ -7,9 +7,11 @@ import re
 import sys
 from contextlib import AbstractContextManager
 from typing import Annotated, Protocol
+from urllib.parse import urlsplit
 
 import typer
 
+from ipc.curve import is_exposed
 from ipc.messages import ChatMessage
 from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.line_input import read_message
@@ -51,7 +53,7 @@ def chat(
         str, typer.Option("--model", help="its model; none = the first it lists")
     ] = "",
     api_key: Annotated[
-        str, typer.Option("--api-key", help="its key; or set SSD_API_KEY or OPENAI_API_KEY")
+        str, typer.Option("--api-key", help="its key; or OPENAI_API_KEY, here also SSD_API_KEY")
     ] = "",
 ) -> None:
     """Talk with a running pipeline. Ctrl-C stops an answer; /help lists the commands."""
@@ -73,8 +75,19 @@ def _server(place: Place, url: str, model: str, api_key: str) -> AbstractContext
         return place.connect()
     from ssd_pipe.openai_server import OpenAIServer
 
-    keys = (api_key, os.environ.get("SSD_API_KEY"), os.environ.get("OPENAI_API_KEY"))
-    return OpenAIServer(url, model, next(filter(None, keys), ""))
+    return OpenAIServer(url, model, api_key or key_for(url))
+
+
+def key_for(url: str) -> str:
+    """The key in the environment. That of this machine's gateways is shown to no other server."""
+    if key := os.environ.get("OPENAI_API_KEY"):
+        return key
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None
+    local = host is not None and not is_exposed(f"tcp://{host}:0")
+    return os.environ.get("SSD_API_KEY", "") if local else ""
 
 
 class Conversation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -18,11 +19,32 @@ USAGE_STATUS, FAILED_STATUS, INTERRUPTED_STATUS = 2, 1, 130
 
 app = typer.Typer(
     name="ssd-pipe",
-    help="Exact speculative speculative decoding as a multi-process pipeline.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from ssd_pipe import __version__
+
+        print(f"ssd-pipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Exact speculative speculative decoding as a multi-process pipeline."""
+
+
 app.command("up")(pipeline.up)
 app.command("run")(pipeline.run)
 app.command("demo")(pipeline.demo)

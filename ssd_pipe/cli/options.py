@@ -9,8 +9,18 @@ import msgspec
 import typer
 
 from ssd_pipe.cli.expand import expand, option
-from ssd_pipe.config import Allocation, Backup, Mode, OnFailure, PipelineConfig, Rule
+from ssd_pipe.config import (
+    Allocation,
+    Backup,
+    LoadFormat,
+    LogLevel,
+    Mode,
+    OnFailure,
+    PipelineConfig,
+    Rule,
+)
 from ssd_pipe.config_load import load, parse_fan_out, parse_set
+from ssd_pipe.errors import ConfigError, RequestError
 from ssd_pipe.params import SamplingParams
 
 
@@ -47,7 +57,7 @@ SETTINGS = (
         str,
         "for timing: accept draft tokens at this RATE, or as this FILE says",
     ),
-    Setting("--load-format", "target.load_format", str, "target weights: safetensors or dummy"),
+    Setting("--load-format", "target.load_format", LoadFormat, "target weights"),
     Setting("--tp", "target.tp", int, "tensor-parallel target processes"),
     Setting("--target", "target.model", str, "target model: folder, hub id or built-in name"),
     Setting("--draft", "draft.model", str, "draft model, likewise"),
@@ -69,7 +79,7 @@ SETTINGS = (
         "when a process dies or hangs: stop the pipeline, or restart it",
     ),
     Setting("--log-dir", "run.log_dir", str, "parent of this run's log folder"),
-    Setting("--log-level", "run.log_level", str, "debug, info, warning or error"),
+    Setting("--log-level", "run.log_level", LogLevel, "lowest level logged"),
     Setting("--torch-profiler", "run.torch_profiler", int, "record the kernels of so many steps"),
 )
 
@@ -125,7 +135,11 @@ config_options = expand(
 def _params(values: dict[str, Any]) -> SamplingParams:
     given = {name: value for name, value in values.items() if value is not None}
     params = SamplingParams(**{**given, "stop": tuple(given["stop"])})
-    params.validate()
+    try:
+        params.validate()
+    except RequestError as error:
+        reason = str(error).removeprefix(f"{error.field}: ")
+        raise ConfigError(f"--{error.field.replace('_', '-')}", reason) from None
     return params
 
 

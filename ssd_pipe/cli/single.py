@@ -16,7 +16,7 @@ from ssd_pipe.config_load import decode
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import shared_bytes
 from ssd_pipe.members import process_count
-from ssd_pipe.preflight import check_models
+from ssd_pipe.preflight import check_models, check_settings
 from ssd_pipe.threads import check_cpus, thread_environment
 
 DEFAULT_RUN = "local"
@@ -61,6 +61,7 @@ def _join(config: PipelineConfig) -> RunDir:
     run = config.run
     if "SSD_SUPERVISOR_PID" in os.environ:
         return RunDir.open(run.shm_dir, run.name)
+    check_settings(config)
     sizes = check_models(config)
     needed = shared_bytes(config, sizes.vocab_size, sizes.max_model_len)
     return RunDir.create_or_open(run.shm_dir, run.name, needed)

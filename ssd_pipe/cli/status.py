@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from ssd_pipe.cli.connect import Place, place_options
 
 if TYPE_CHECKING:
     from ipc.messages import StatusReply
+
+_HISTOGRAM = re.compile(r"_at_\d+$")
 
 
 @place_options
@@ -18,7 +21,7 @@ def status(place: Place) -> None:
 
 
 def print_status(reply: StatusReply) -> None:
-    """Processes, then gauges and counters, as tables."""
+    """Processes, then gauges and counters, as tables; histograms are for /metrics and ``top``."""
     from rich.console import Console
     from rich.table import Table
 
@@ -42,4 +45,6 @@ def print_status(reply: StatusReply) -> None:
         )
     console.print(table)
     for name, value in sorted(reply.counters.items()):
+        if _HISTOGRAM.search(name):
+            continue
         console.print(f"  {name} {value:g}")

@@ -40,10 +40,6 @@ def trace(
     folder = find_logs(run, log_dir)
     line = join(read_logs(folder))
     summary = summarise(line)
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
-    else:
-        print_summary(summary, folder)
     if chrome is not None:
         from ssd_pipe.trace.chrome import write_chrome
         from ssd_pipe.trace.kernels import read_kernels
@@ -54,6 +50,11 @@ def trace(
         from ssd_pipe.trace.window import choose_rounds
 
         draw(picture, line, choose_rounds(line, rounds, first))
+    # After the files: whoever reads this may leave before its end.
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
+    else:
+        print_summary(summary, folder)
 
 
 def print_summary(summary: Summary, folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ssd_pipe.errors import ResourceError
+from ssd_pipe.log_file import ROTATED, process_of
 from ssd_pipe.logs import log_folder
 
 Event = dict[str, Any]
@@ -70,7 +71,8 @@ def read_logs(folder: Path) -> RunLogs:
         lines, bad = _read(path)
         unreadable += bad
         if lines:
-            events[path.stem] = _since_last_start(lines)
+            events.setdefault(process_of(path), []).extend(lines)
+    events = {name: _since_last_start(lines) for name, lines in events.items()}
     began = events[SCHEDULER][0]["t"] if SCHEDULER in events else 0
     # A process that this run does not have may have been part of an earlier one.
     events = {name: lines for name, lines in events.items() if lines[-1]["t"] >= began}
@@ -87,7 +89,8 @@ def _newest(parent: Path) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.jsonl"))
+    """The logs in a folder, of each process the full one before the present one."""
+    return sorted(folder.glob("*.jsonl"), key=lambda path: not path.stem.endswith(ROTATED))
 
 
 def _read(path: Path) -> tuple[list[Event], int]:

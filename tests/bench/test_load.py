@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,17 @@ def test_a_request_that_is_refused_is_counted_and_fails_the_run(
     assert done.returncode == 1
     assert found["loads"][0]["summary"]["failed"] == 2
     assert "exceed max_model_len = 32" in done.stdout
+
+
+def test_a_server_that_is_not_there_leaves_no_results(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    done, found = bench_load(tmp_path, "--url", f"http://127.0.0.1:{port}", "--num-prompts", "1")
+    assert done.returncode == 1
+    assert "Connection error" in done.stderr
+    assert found is None
+    assert "results:" not in done.stdout
+    assert not list(tmp_path.glob(".results*"))
 
 
 @pytest.mark.parametrize(

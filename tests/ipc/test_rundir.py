@@ -68,7 +68,7 @@ def test_last_one_out_removes(shm_dir: Path) -> None:
 
 def test_name_in_use_is_refused(shm_dir: Path) -> None:
     with RunDir.create(shm_dir, "r"):
-        with pytest.raises(ResourceError, match="r: run directory in use"):
+        with pytest.raises(ResourceError, match="a run named 'r' is already up"):
             RunDir.create(shm_dir, "r")
         assert list_runs(shm_dir) == ["r"]
         assert [p for p in os.listdir(base(shm_dir)) if p != "r"] == []
