@@ -136,6 +136,22 @@ def test_up_answers_requests_and_ctrl_c_ends_it_with_nothing_left(up: Up, shm_di
     assert not up.ready_file.exists()
 
 
+def test_ctrl_c_with_requests_running_is_no_error(up: Up) -> None:
+    ready = up.ready()
+    with Client(ready["endpoint"]) as client:
+        stream = client.stream("hello", max_tokens=500, ignore_eos=True, n=16)
+        next(stream)
+        up.process.send_signal(signal.SIGINT)
+        with pytest.raises(RequestError, match="the pipeline is stopping"):
+            stream.result()
+        status, output = up.wait(20)
+    assert status == 0, output
+    assert "error" not in output
+    log = (Path(ready["log_dir"]) / "scheduler.jsonl").read_text()
+    last = json.loads(log.splitlines()[-1])
+    assert (last["event"], last["status"], last["reason"]) == ("exit", 0, "SIGTERM")
+
+
 @pytest.mark.parametrize(
     "victim",
     [
