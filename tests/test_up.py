@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ssd_pipe.config_load import load
 from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.supervisor import GroupState, Supervisor
 from tests.pipelines import byte_model, command
+from tests.test_supervisor import Lines
 
 START_TIMEOUT = 120.0  # seconds; several test runs may share two cores
 PROCESSES = ("scheduler", "target-0", "draft", "frontend")
@@ -208,6 +210,25 @@ def test_supervisor_as_a_context_manager(settings: dict[str, Any], shm_dir: Path
     assert supervisor.state is GroupState.STOPPED
     assert supervisor.exit_status == 0
     assert all_gone(pids)
+
+
+@pytest.mark.slow
+def test_a_restart_goes_without_a_ready_file_that_cannot_be_written(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, lines = tmp_path / "gone", Lines()
+    folder.mkdir()
+    config = load(None, settings | {"mode": "ar", "run.on_failure": "restart"})
+    with Supervisor(config, lines, folder / "ready.json") as supervisor:
+        shutil.rmtree(folder)
+        os.kill(supervisor.pids["target-0"], signal.SIGKILL)
+        wait_for(lambda: supervisor.restarts == 1, 20)
+        wait_for(lambda: supervisor.state is GroupState.READY, START_TIMEOUT)
+        warning = "the ready file cannot be written"
+        wait_for(lambda: warning in [event for event, _ in lines.events], 10)
+        with Client(supervisor.endpoint) as client:
+            assert len(client.generate("x", max_tokens=3, ignore_eos=True).token_ids) == 3
+    assert supervisor.exit_status == 0
 
 
 @pytest.mark.slow
