@@ -9,7 +9,21 @@ from typing import Any
 
 import msgspec
 
+from ssd_pipe.errors import ConfigError
 from ssd_pipe.relay import Sink
+
+OPTION = "--ready-file"
+
+
+def check_place(path: Path) -> None:
+    """Raise ConfigError naming the option if no file can be written there."""
+    folder = path.parent
+    if path.is_dir():
+        raise ConfigError(OPTION, f"{path} is a folder")
+    if not folder.is_dir():
+        raise ConfigError(OPTION, f"{folder} is no folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(OPTION, f"{folder} cannot be written to")
 
 
 def write(path: Path, facts: Mapping[str, Any], sink: Sink, again: bool) -> None:

@@ -99,6 +99,8 @@ class Supervisor:
         """
         if self.state is not GroupState.NEW:
             raise SsdPipeError("a supervisor starts once")
+        if self._ready_file is not None:
+            ready_file.check_place(self._ready_file)
         check_cpus(self.config)
         preflight.check_settings(self.config)
         sizes = preflight.check_models(self.config)

@@ -20,7 +20,7 @@ from ipc.messages import StatusReply
 from ipc.rundir import list_runs
 from ssd_pipe.client import Client
 from ssd_pipe.config_load import load
-from ssd_pipe.errors import PeerLost, RequestError
+from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.supervisor import GroupState, Supervisor
 from tests.pipelines import byte_model, command
 from tests.test_supervisor import Lines
@@ -210,6 +210,19 @@ def test_supervisor_as_a_context_manager(settings: dict[str, Any], shm_dir: Path
     assert supervisor.state is GroupState.STOPPED
     assert supervisor.exit_status == 0
     assert all_gone(pids)
+
+
+@pytest.mark.parametrize("place", ["none/ready.json", "file/ready.json", "folder"])
+def test_a_ready_file_that_cannot_be_is_refused_before_anything_starts(
+    settings: dict[str, Any], shm_dir: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    supervisor = Supervisor(load(None, settings), ready_file=tmp_path / place)
+    with pytest.raises(ConfigError, match=r"^--ready-file: "):
+        supervisor.start()
+    assert supervisor.pids == {}
+    assert left_behind(shm_dir) == []
 
 
 @pytest.mark.slow
