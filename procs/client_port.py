@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -47,6 +49,9 @@ class ClientPort:
         counters: ``bad_messages`` and ``failed_handshakes`` are counted here: what was no message,
             and connections that did not speak ZMTP or had no right key.
 
+    Attributes:
+        failed_at: monotonic time of the last Failure, in seconds.
+
     Raises ResourceError if the address is in use.
     """
 
@@ -63,6 +68,7 @@ class ClientPort:
         except ResourceError:
             self._socket.close()
             raise
+        self.failed_at = -math.inf
         self._authenticator: AsyncioAuthenticator | None = None
         self._gone = gone
         self._counters = counters
@@ -125,6 +131,7 @@ class ClientPort:
 
     def fail(self, client: bytes, request_id: str, error: RequestError) -> None:
         """Send ``error`` as the answer to a request (or, with an empty id, to a message)."""
+        self.failed_at = time.monotonic()
         text, field = _shortened(str(error)), _shortened(error.field)
         self.send(client, Failure(id=request_id, code=error.code, message=text, field=field))
 

@@ -55,7 +55,7 @@ from ssd_pipe.text.tokenizer import Tokenizer
 
 BEAT = 0.25  # seconds between signs of life
 SIGNALS = ("SIGTERM", "SIGINT")
-FAREWELL = 0.1  # seconds for clients to read why; libzmq drops what is unread at a disconnect
+FAREWELL = 0.1  # seconds to read a Failure; libzmq drops what is unread at a disconnect
 STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state is given out
 MAX_FILES = 1 << 16  # a client is one
 
@@ -137,9 +137,9 @@ class Frontend:
                 await asyncio.wait([*parts, end], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 loop.remove_reader(self._runtime.stopping.fileno())
-                told = self._stop_all([*parts, end])
-            if told:
-                await asyncio.sleep(FAREWELL)
+                self._stop_all([*parts, end])
+            # Also where the scheduler's refusals came first and nothing was left to be failed.
+            await asyncio.sleep(self._port.failed_at + FAREWELL - time.monotonic())
             for task in parts:
                 if task.done() and not task.cancelled():
                     task.result()
@@ -409,16 +409,14 @@ class Frontend:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> int:
-        """Fail every request; returns how many there were."""
+    def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """Fail every request."""
         reason = self._runtime.stopping.reason
         ordered = not reason or reason in SIGNALS
         farewell = "the pipeline is stopping" if ordered else f"pipeline stopped: {reason}"
         for task in [*tasks, *self._tasks]:
             task.cancel()
-        told = len(self._groups)
         for key in list(self._groups):
             self._forget(key)
             self._port.fail(*key, RequestError(503, farewell))
         self._open.clear()
-        return told

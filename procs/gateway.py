@@ -69,7 +69,7 @@ async def _serve(runtime: Runtime, listener: socket.socket, max_model_len: int) 
         loop.remove_reader(runtime.stopping.fileno())
         reason = runtime.stopping.reason
         service.stopping = reason or "the gateway failed"
-        await client.close()  # open requests fail now
+        await client.close(service.goodbye())  # open requests fail now
         if reason and reason not in SIGNALS:
             await asyncio.sleep(LAME_DUCK)
         server.should_exit = True

@@ -55,7 +55,7 @@ def run(runtime: Runtime) -> None:
     sizes = dimensions(config)
     with Hub(runtime) as hub:
         waiter, times = Waiter(runtime, hub), RoundTimes()
-        frontend = FrontendPort(runtime)
+        frontend = FrontendPort(runtime, waiter)
         target = TargetPort(runtime, sizes, waiter)
         draft = DraftPort(runtime, sizes, waiter, times) if config.speculative else None
         facts = hub.wait_ready(config.run.ready_timeout)

@@ -156,8 +156,8 @@ class AsyncClient:
             raise PeerLost(f"the pipeline answered a question with {type(reply).__name__}")
         return reply
 
-    async def close(self) -> None:
-        """Cancel what is open and disconnect; idempotent."""
+    async def close(self, error: SsdPipeError | None = None) -> None:
+        """Cancel what is open, which fails with ``error``, and disconnect; idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -165,7 +165,7 @@ class AsyncClient:
             return
         for request_id in list(self._queues):
             self.try_send(Cancel(request_id))
-        self._fail_all(PeerLost("the client was closed"))
+        self._fail_all(error or PeerLost("the client was closed"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -74,17 +74,14 @@ class LLM:
         elif overrides:
             raise TypeError(f"config was given, and besides it {', '.join(overrides)}")
         self.config = config
-        with tempfile.TemporaryDirectory(prefix="ssd-pipe-") as scratch:
-            self._process = OwnedProcess(up_command(config, Path(scratch)))
-            self._finalizer = weakref.finalize(
-                self, self._process.stop, config.run.grace + STOP_MARGIN
-            )
-            try:
-                run = self._wait_ready(Path(scratch) / "ready.json")
-                self._client = Client(run=run, shm_dir=config.run.shm_dir, timeout=timeout)
-            except BaseException:
-                self._finalizer()
-                raise
+        with contextlib.ExitStack() as held:
+            # It stays: the ready file is written anew after every restart of the group.
+            scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ssd-pipe-")))
+            self._process = OwnedProcess(up_command(config, scratch))
+            held.callback(self._process.stop, config.run.grace + STOP_MARGIN)
+            run = self._wait_ready(scratch / "ready.json")
+            self._client = Client(run=run, shm_dir=config.run.shm_dir, timeout=timeout)
+            self._finalizer = weakref.finalize(self, held.pop_all().close)
 
     def generate(
         self,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import enum
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import msgspec
 
 from ipc.messages import ProcessState
 from ipc.rundir import RunDir
-from ssd_pipe import preflight
+from ssd_pipe import preflight, ready_file
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
@@ -100,6 +99,8 @@ class Supervisor:
         """
         if self.state is not GroupState.NEW:
             raise SsdPipeError("a supervisor starts once")
+        if self._ready_file is not None:
+            ready_file.check_place(self._ready_file)
         check_cpus(self.config)
         preflight.check_settings(self.config)
         sizes = preflight.check_models(self.config)
@@ -182,7 +183,7 @@ class Supervisor:
         self.endpoint = local_endpoint(run_dir)
         self.log_dir = log_folder(run.log_dir, run.name)
         self._sink.open_file(self.log_dir / "supervisor.jsonl", run.log_limit)
-        _write_atomically(run_dir.config, msgspec.json.encode(self.config))
+        ready_file.write_atomically(run_dir.config, msgspec.json.encode(self.config))
         self._remove_ready_file()
 
     def _supervise(self, launcher: Launcher, run_dir: RunDir) -> None:
@@ -229,7 +230,7 @@ class Supervisor:
                 facts["http"] = address(self.config.gateway, process.port)
         if self._ready_file is not None:
             content = {**facts, "pids": self.pids, "log_dir": str(self.log_dir)}
-            _write_atomically(self._ready_file, msgspec.json.encode(content))
+            ready_file.write(self._ready_file, content, self._sink, again=self.restarts > 0)
         self._sink.event("info", "ready", **facts, mode=self.config.mode)
         self._ready_or_over.set()
 
@@ -272,7 +273,7 @@ class Supervisor:
 
     def _remove_ready_file(self) -> None:
         if self._ready_file is not None:
-            self._ready_file.unlink(missing_ok=True)
+            ready_file.remove(self._ready_file, self._sink)
 
     def _leave(self) -> None:
         self._group.close()
@@ -285,9 +286,3 @@ class Supervisor:
         atexit.unregister(self.stop)
         self._finished.set()
         self._ready_or_over.set()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    fresh = path.with_name(f".{path.name}-{os.getpid()}")
-    fresh.write_bytes(content)
-    fresh.rename(path)

@@ -13,8 +13,10 @@ from ssd_pipe.config_load import load
 from ssd_pipe.errors import ConfigError, ModelError, PeerLost, RequestError
 from ssd_pipe.hub import TARGET_NAME, resolve
 from ssd_pipe.owned_process import OwnedProcess, to_toml, up_command
+from tests.pipelines import byte_model
 
 WAIT = 20.0
+RESTART = 120.0  # seconds a group may take to come back
 SMALL = {"scheduler.max_model_len": 512}
 
 
@@ -96,6 +98,32 @@ def test_a_wrong_setting_starts_nothing():
 def test_a_pipeline_that_does_not_start_says_why():
     with pytest.raises(PeerLost, match=r"while it was starting: .*'/no/such'"):
         LLM("/no/such", mode="ar")
+
+
+def test_a_pipeline_is_restarted_and_goes_on(tmp_path):
+    settings = {"run.on_failure": "restart", "run.log_dir": str(tmp_path), "target.threads": 1}
+    with LLM(str(byte_model(tmp_path, "target")), mode="ar", settings=settings) as own:
+        before = own.generate("x", max_tokens=4, ignore_eos=True)
+        victim = target_pid(own)
+        os.kill(victim, signal.SIGKILL)
+        deadline = time.monotonic() + RESTART
+        while target_pid(own) in (0, victim):
+            assert time.monotonic() < deadline, "it did not come back"
+            time.sleep(0.05)
+        after = own.generate("x", max_tokens=4, ignore_eos=True)
+        assert [r.token_ids for r in after] == [r.token_ids for r in before]
+        [folder] = tmp_path.glob("*/supervisor.jsonl")
+        assert "ready file" not in folder.read_text()
+
+
+def target_pid(own):
+    """Of the target, once the whole group is ready; else 0."""
+    try:
+        processes = own.status().processes
+    except PeerLost:
+        return 0
+    ready = {p.name: p.pid for p in processes if p.state == "ready"}
+    return ready.get("target-0", 0) if len(ready) == len(processes) else 0
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from ipc.messages import StatusReply
 from ipc.rundir import list_runs
 from ssd_pipe.client import Client
 from ssd_pipe.config_load import load
-from ssd_pipe.errors import PeerLost, RequestError
+from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.supervisor import GroupState, Supervisor
 from tests.pipelines import byte_model, command
+from tests.test_supervisor import Lines
 
 START_TIMEOUT = 120.0  # seconds; several test runs may share two cores
 PROCESSES = ("scheduler", "target-0", "draft", "frontend")
@@ -136,6 +138,22 @@ def test_up_answers_requests_and_ctrl_c_ends_it_with_nothing_left(up: Up, shm_di
     assert not up.ready_file.exists()
 
 
+def test_ctrl_c_with_requests_running_is_no_error(up: Up) -> None:
+    ready = up.ready()
+    with Client(ready["endpoint"]) as client:
+        stream = client.stream("hello", max_tokens=500, ignore_eos=True, n=16)
+        next(stream)
+        up.process.send_signal(signal.SIGINT)
+        with pytest.raises(RequestError, match="the pipeline is stopping"):
+            stream.result()
+        status, output = up.wait(20)
+    assert status == 0, output
+    assert "error" not in output
+    log = (Path(ready["log_dir"]) / "scheduler.jsonl").read_text()
+    last = json.loads(log.splitlines()[-1])
+    assert (last["event"], last["status"], last["reason"]) == ("exit", 0, "SIGTERM")
+
+
 @pytest.mark.parametrize(
     "victim",
     [
@@ -192,6 +210,38 @@ def test_supervisor_as_a_context_manager(settings: dict[str, Any], shm_dir: Path
     assert supervisor.state is GroupState.STOPPED
     assert supervisor.exit_status == 0
     assert all_gone(pids)
+
+
+@pytest.mark.parametrize("place", ["none/ready.json", "file/ready.json", "folder"])
+def test_a_ready_file_that_cannot_be_is_refused_before_anything_starts(
+    settings: dict[str, Any], shm_dir: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    supervisor = Supervisor(load(None, settings), ready_file=tmp_path / place)
+    with pytest.raises(ConfigError, match=r"^--ready-file: "):
+        supervisor.start()
+    assert supervisor.pids == {}
+    assert left_behind(shm_dir) == []
+
+
+@pytest.mark.slow
+def test_a_restart_goes_without_a_ready_file_that_cannot_be_written(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder, lines = tmp_path / "gone", Lines()
+    folder.mkdir()
+    config = load(None, settings | {"mode": "ar", "run.on_failure": "restart"})
+    with Supervisor(config, lines, folder / "ready.json") as supervisor:
+        shutil.rmtree(folder)
+        os.kill(supervisor.pids["target-0"], signal.SIGKILL)
+        wait_for(lambda: supervisor.restarts == 1, 20)
+        wait_for(lambda: supervisor.state is GroupState.READY, START_TIMEOUT)
+        warning = "the ready file cannot be written"
+        wait_for(lambda: warning in [event for event, _ in lines.events], 10)
+        with Client(supervisor.endpoint) as client:
+            assert len(client.generate("x", max_tokens=3, ignore_eos=True).token_ids) == 3
+    assert supervisor.exit_status == 0
 
 
 @pytest.mark.slow

@@ -62,7 +62,11 @@ class Service:
     def check_serving(self) -> None:
         """Raises ApiError (503) when the gateway is going down."""
         if self.stopping:
-            raise ApiError(503, f"the server is stopping: {self.stopping}")
+            raise self.goodbye()
+
+    def goodbye(self) -> ApiError:
+        """What requests are told when the gateway is going down."""
+        return ApiError(503, f"the server is stopping: {self.stopping}")
 
     def answers(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> Answers:
         """Submit; see Answers."""

@@ -106,7 +106,9 @@ def test_a_stopping_gateway_fails_what_is_open_and_says_so(played: Pipeline, ech
         echo.added.get(timeout=10)
         stopping.set("target-0: process 7 died")
         response = connection.getresponse()
-        assert (response.status, json.loads(response.read())["error"]["code"]) == (503, 503)
+        error = json.loads(response.read())["error"]
+        assert (response.status, error["code"]) == (503, 503)
+        assert error["message"] == "the server is stopping: target-0: process 7 died"
         reply = server.ask("GET", "/health")
         assert (reply.status, reply.json["status"]) == (503, "unavailable")
         assert "target-0: process 7 died" in reply.json["reason"]

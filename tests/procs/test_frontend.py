@@ -1,3 +1,5 @@
+import time
+
 import msgspec
 import pytest
 import zmq
@@ -17,7 +19,7 @@ from ipc.messages import (
     Submit,
     TokensOut,
 )
-from procs.frontend import STATS_WAIT
+from procs.frontend import FAREWELL, STATS_WAIT
 from ssd_pipe.endpoint import MAX_MESSAGE
 from ssd_pipe.params import NoiseKey, Processors, SamplingParams, derived_seed
 from tests.frontend_peer import MAX_LEN, TIMEOUT_MS, Pipeline, pipeline
@@ -492,6 +494,16 @@ def test_stopping_fails_every_open_request(run, wire):
     run.stop()
     failures = [wire.recv(), wire.recv()]
     assert {(f.id, f.code) for f in failures} == {("a", 503), ("b", 503)}
+
+
+def test_clients_get_time_to_read_a_refusal_that_came_just_before_the_end(run, wire):
+    wire.send(Submit(id="a", prompt="x"))
+    added = run.peer.add()
+    begun = time.monotonic()
+    run.peer.send(Rejected(added.rid, 503, "pipeline stopped: target-0: gone"))
+    assert wire.recv().code == 503
+    run.stop()
+    assert time.monotonic() - begun > 0.98 * FAREWELL
 
 
 def test_nonsense_from_the_scheduler_ends_the_frontend_with_a_reason(tmp_path):
