@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -207,23 +206,12 @@ def _over(value: float | None, base: float | None) -> float | None:
 
 def measured_bandwidth(device: str) -> float:
     """Bytes a second, read plus written, of a copy on the first device, in a process of its own
-    that leaves no memory taken."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_copy_bandwidth, device).result()
-
-
-def _copy_bandwidth(device: str) -> float:
-    if device == "cpu":
-        from bench.bandwidth import measure
-
-        return measure(1, size=64 << 20, rounds=3).copy
-    import torch
-
-    from bench.gpu_common import time_ms
-
-    source = torch.zeros(1 << 30, device="cuda:0", dtype=torch.float32)
-    target = torch.empty_like(source)
-    return 2e3 * source.nbytes / time_ms(lambda: target.copy_(source))
+    that leaves no memory taken. Raises ResourceError."""
+    command = [sys.executable, "-m", "bench.copy_bandwidth", device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ResourceError(f"no bandwidth measured: {done.stderr.strip()[-500:]}")
+    return float(done.stdout)
 
 
 def _opened(args: argparse.Namespace, given: Sequence[str] | None) -> Content:

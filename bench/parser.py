@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.build import ENGINES, USUAL
 from bench.fan_out import Grid
+from bench.lists import integers, names, numbers
 
 COMMANDS = "Other commands: bench compare A.json B.json, bench plot RESULT.json (each has --help)."
 
@@ -25,8 +26,8 @@ def parser() -> argparse.ArgumentParser:
     grid, default = made.add_argument_group("fan-out table"), Grid()
     grid.add_argument("--allocations", type=names, default=default.allocations, metavar="LIST")
     grid.add_argument("--rules", type=names, default=default.rules, metavar="LIST")
-    grid.add_argument("--temperatures", type=_numbers, default=default.temperatures, metavar="LIST")
-    grid.add_argument("--budgets", type=_integers, default=default.budgets, metavar="LIST")
+    grid.add_argument("--temperatures", type=numbers, default=default.temperatures, metavar="LIST")
+    grid.add_argument("--budgets", type=integers, default=default.budgets, metavar="LIST")
     _settings(made)
     _output(made)
     return made
@@ -134,7 +135,7 @@ def _settings(made: argparse.ArgumentParser) -> None:
     )
     setting.add_argument(
         "--host-cpus",
-        type=_integers,
+        type=integers,
         default=[],
         metavar="LIST",
         help="cores for frontend and scheduler in the frames (a: the second, b: any)",
@@ -154,16 +155,3 @@ def _output(made: argparse.ArgumentParser) -> None:
         help="rounds of the last ssd engine, for --synthetic-acceptance FILE",
     )
     output.add_argument("--wandb", default="", metavar="PROJECT", help="log rows to wandb, too")
-
-
-def names(text: str) -> list[str]:
-    """``a,b`` -> the names."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in names(text)]
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in names(text)]

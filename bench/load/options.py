@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from bench import prompts
+from bench.lists import integers, names, numbers
 from bench.load.traffic import Traffic
 from ssd_pipe.config import Mode, PipelineConfig
 from ssd_pipe.config_load import load, parse_set
@@ -118,18 +119,6 @@ def _positive(option: str, value: int) -> int:
     return value
 
 
-def _names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _integers(text: str) -> list[int]:
-    return [int(part) for part in _names(text)]
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(part) for part in _names(text)]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ssd-pipe bench --load",
@@ -139,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load", action="store_true", help=argparse.SUPPRESS)
     server = parser.add_argument_group("who answers")
     server.add_argument(
-        "--modes", type=_names, default=[], metavar="ar,sd,ssd", help="start these, compare them"
+        "--modes", type=names, default=[], metavar="ar,sd,ssd", help="start these, compare them"
     )
     server.add_argument("--url", default="", help="OpenAI-compatible server, ours or another's")
     server.add_argument("--model", default="", help="its name there (the first it offers)")
@@ -150,14 +139,14 @@ def _parser() -> argparse.ArgumentParser:
     arrivals.add_argument(
         "--concurrency",
         "--max-concurrency",
-        type=_integers,
+        type=integers,
         default=[],
         metavar="LIST",
         help="closed loop: so many requests at once (1,4,16,64); with --request-rate the most",
     )
     arrivals.add_argument(
         "--request-rate",
-        type=_numbers,
+        type=numbers,
         default=[],
         metavar="LIST",
         help="Poisson arrivals: requests a second",

@@ -21,9 +21,8 @@ from procs.http.schemas import (
     GenerationRequest,
     RequestMessage,
 )
-from ssd_pipe.params import MAX_LOGPROBS, SamplingParams, derived_seed
+from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, derived_seed
 
-MAX_CHOICES = 128  # answers of one HTTP request
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 TEMPERATURE = 1.0  # OpenAI's default
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}

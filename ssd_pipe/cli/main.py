@@ -13,9 +13,8 @@ from typing import Annotated
 import typer
 
 from ssd_pipe.cli import bench, chat, doctor, keys, pipeline, pull, status, talk, top, trace
+from ssd_pipe.cli.statuses import FAILED_STATUS, INTERRUPTED_STATUS, USAGE_STATUS
 from ssd_pipe.errors import ConfigError, SsdPipeError
-
-USAGE_STATUS, FAILED_STATUS, INTERRUPTED_STATUS = 2, 1, 130
 
 app = typer.Typer(
     name="ssd-pipe",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ssd_pipe.cli.options import ConfigSource, config_options
+from ssd_pipe.cli.statuses import INTERRUPTED_STATUS
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import PeerLost
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ssd_pipe.supervisor import Supervisor
 
 DEMO_PROMPT = "Why does the sky look blue during the day and red at sunset? Explain it simply."
-INTERRUPTED_STATUS = 130
 Pull = Annotated[
     bool, typer.Option("--pull/--no-pull", help="fetch a model that is not on this machine")
 ]

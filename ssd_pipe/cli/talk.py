@@ -11,10 +11,10 @@ import typer
 from ipc.messages import ChatMessage, Chunk, RequestMetrics
 from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.options import sampling_options
+from ssd_pipe.cli.statuses import INTERRUPTED_STATUS
 from ssd_pipe.errors import SsdPipeError
 from ssd_pipe.params import SamplingParams
 
-INTERRUPTED_STATUS = 130
 Metrics = Annotated[bool, typer.Option("--metrics", help="print the request's numbers after it")]
 System = Annotated[str, typer.Option("--system", help="system message before the first turn")]
 

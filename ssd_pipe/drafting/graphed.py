@@ -24,7 +24,7 @@ from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.drafting.candidates import TOP_CANDIDATES, ChainScores
 from ssd_pipe.drafting.tree import Branches, Tree
-from ssd_pipe.drafting.trunk import Trunk
+from ssd_pipe.drafting.trunk import Feed, Trunk
 from ssd_pipe.errors import ResourceError
 from ssd_pipe.sampling.noise import SHARED, row_keys
 
@@ -32,8 +32,6 @@ AHEAD_BYTES = 200e6
 """Weights up to which a step of the tree is launched before the last one's tokens are looked at. A
 larger draft's steps take long enough to be worth leaving out when the outcome has come."""
 STUCK = 60.0  # seconds a step of the tree may take
-
-Feed = tuple[Trunk, int, list[int], int]
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ from ssd_pipe.drafting.candidates import (
     ChainScores,
 )
 from ssd_pipe.drafting.tree import BranchBatches, Branches, Tree
-from ssd_pipe.drafting.trunk import Trunk
+from ssd_pipe.drafting.trunk import Feed, Trunk
 from ssd_pipe.engine import fanout
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
 from ssd_pipe.engine.partition import Share, part_entries
@@ -59,10 +59,6 @@ MASK_SECONDS = 0.002
 takes .5 ms a mask. Further tokens are proposed without one."""
 MISS_EXPONENT = 0.7
 """Power-law exponent r of the miss rate against fan-out (Theorem 12)."""
-
-
-Feed = tuple[Trunk, int, list[int], int]
-"""(trunk, start, tokens to feed there, index of the first whose logits are wanted)."""
 
 
 Propose = Callable[..., tuple[list[int], torch.Tensor | None]]

@@ -64,3 +64,7 @@ class Trunk:
         end = min(len(self.tokens), len(self.written))
         while self.agreed < end and self.written[self.agreed] == self.tokens[self.agreed]:
             self.agreed += 1
+
+
+Feed = tuple[Trunk, int, list[int], int]
+"""(trunk, start, tokens to feed there, index of the first whose logits are wanted)."""
