@@ -78,7 +78,7 @@ class RunDir:
         try:
             _claim(fresh, path)
             run.name, run.path = name, path
-            janitor.spawn(str(path), str(runlock.graveyard(base)), str(path / runlock.LOCK))
+            janitor.spawn(str(path), str(base / runlock.GONE), str(path / runlock.LOCK))
         except OSError as error:
             run.close()
             raise ResourceError(f"{path}: {error.strerror}") from None

@@ -19,6 +19,7 @@ from ipc import curve
 from ssd_pipe.client import AsyncClient, Client
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import ConfigError, RequestError, ResourceError
+from ssd_pipe.gateway_address import usable_endpoint
 from tests.frontend_peer import Echo, pipeline
 from tests.http.server import wait_for
 from tests.pipelines import byte_model, command
@@ -220,7 +221,7 @@ def test_the_program_makes_keys_and_uses_them(tmp_path: Path, shm_dir: Path) -> 
     assert "run.curve_secret_key" in refused.stderr
     options += ["--curve-secret-key", f"{folder}/server.key_secret"]
     with started((target, target), tmp_path, shm_dir, "ar", *options) as run:
-        assert run.facts["endpoint"] == f"tcp://0.0.0.0:{port}"
+        assert run.facts["endpoint"] == usable_endpoint(f"tcp://0.0.0.0:{port}")
         place = ["--endpoint", f"tcp://127.0.0.1:{port}", "--server-key", server]
         ask = ["generate", "hello", "--raw", "--max-tokens", "4", "--ignore-eos"]
         assert run_cli(*ask, *place).returncode == 0

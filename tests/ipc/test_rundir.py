@@ -171,6 +171,20 @@ def test_janitor_without_flock(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     assert eventually(lambda: janitors_of(run.path) == 0)
 
 
+@pytest.mark.parametrize("flock", [True, False])
+def test_janitor_ends_a_removal_whose_process_was_killed(
+    shm_dir: Path, monkeypatch: pytest.MonkeyPatch, flock: bool
+) -> None:
+    if not flock:
+        monkeypatch.setattr(shutil, "which", lambda name: None)
+    run = RunDir.create(shm_dir, "r")
+    (run.path / "a.shm").touch()
+    run.path.rename(run.path.parent / ".gone-half")  # as the last one out does, and no more
+    os.close(run._lock_fd)
+    run._lock_fd = -1
+    assert eventually(lambda: os.listdir(base(shm_dir)) == [])
+
+
 def test_janitor_spares_a_later_run_of_the_same_name(shm_dir: Path) -> None:
     for _ in range(10):
         RunDir.create(shm_dir, "r").close()
