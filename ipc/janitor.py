@@ -32,7 +32,8 @@ _SHELL = """exec 3<&0
 def spawn(run: str, grave: str, lock_file: str) -> None:
     """Start the janitor of the run directory ``run``.
 
-    ``grave``: the path that names of directories to be removed begin with. The caller holds its shared lock already. Raises OSError if no process can be started.
+    ``grave``: the path that names of directories to be removed begin with. The caller holds its
+    shared lock already. Raises OSError if no process can be started.
     """
     command = (
         ["/bin/sh", "-c", _SHELL, "ssd-pipe-janitor", run, grave]

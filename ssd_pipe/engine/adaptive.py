@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ssd_pipe.config import Mode
-from ssd_pipe.engine.effort import OFF, Effort, Record, batch_bucket, neighbours
+from ssd_pipe.engine.effort import OFF, Effort, Record, batch_bucket, batch_rows, neighbours
 from ssd_pipe.engine.pacing import AcceptanceEstimator, StageTimes, expected_tokens
 
 SETTLE = 2  # rounds after a change that say little: the draft catches up, its cache is empty
@@ -28,7 +28,8 @@ EVERY = 16  # rounds between two looks at the choice
 WARM = 6  # rounds of the chosen effort before others are compared with it
 SHARE = 0.02  # of the time, for trying other efforts
 CREDIT, MOST_CREDIT = 2.0, 8.0  # rounds' time; at first, and at most
-HOPELESS = 2.5  # a first trial this many times slower than plain decoding ends at once
+HOPELESS = 2.5  # times slower than a target step for each token, whatever it fed: ends at once
+BEHIND, BEHIND_ROUNDS = 1.05, 2  # times slower than plain decoding by the times known: the same
 OVERDRAFT = 1.0  # rounds' time; a trial that overspends so much ends
 GAIN, GAIN_OFF = 1.03, 1.005  # rate over the present one's that makes a change
 FORGET = 3000.0  # rounds in which a record's rate may have doubled, for all we know
@@ -36,6 +37,7 @@ FORGET_BOUND = 30000.0  # the same for a bound, which is generous already
 HOPE = 0.1  # acceptance beyond the measured one that a bound allows for
 PLAIN_ABOVE = 1  # rows from which a new batch size starts with plain decoding
 FAR = 4  # buckets; beyond them one batch size says little of another
+CHEAP = 0.7  # predicted rate from which plain decoding is tried at each batch size, at once
 
 
 class Decision(NamedTuple):
@@ -105,6 +107,7 @@ class EffortController:
         self._look = 0
         self._credit = CREDIT
         self._step_seconds = 0.0
+        self._seconds_since = self._expected_since = 0.0
         self.decision = Decision(self.full)
         self.probes = 0
 
@@ -162,10 +165,11 @@ class EffortController:
             if self._credit < -OVERDRAFT and not record.rejected:
                 self._probe_left = self._warm_left = 0
                 record.rejected = not warming
-        elif same and self._probe is None and self._hopeless(decision, seconds, expected):
+        elif same and self._behind(decision, seconds, expected):
             # No need to see more of it before it is compared with plain decoding.
             record.rejected = True
-            self._begin(OFF, 0)
+            if self._probe is None and bucket == self._bucket:
+                self._begin(OFF, 0)
         if (same >= SETTLE and not warming) or record.rejected:
             record.observe(self._round, seconds, lengths, emitted, expected)
         if trial:
@@ -201,11 +205,17 @@ class EffortController:
     # ------------------------------------------------------------ choice
 
     def _first(self, bucket: int, rows: int) -> Effort:
-        """For a batch size not met before: as at one near it where that was a comparison."""
+        """For a batch size not met before: what would be best by one near it, where plain decoding
+        and speculation were compared."""
+        acceptance = self._acceptance.per_position()
         for other in self._near(bucket):
-            chosen = self._chosen.get(other)
-            if chosen is not None and self._known(other, OFF) and self._known(other, chosen):
-                return chosen
+            records = self._records.get(other, {})
+            known = [effort for effort, record in records.items() if record.known]
+            if OFF in known and len(known) > 1:
+                return max(
+                    known,
+                    key=lambda e: records[e].rate(acceptance) / self._slower(e, other, bucket),
+                )
         return OFF if rows > PLAIN_ABOVE else self.full
 
     def _choose(self) -> None:
@@ -236,11 +246,11 @@ class EffortController:
         best, best_promise, best_cost = None, 1.0, 0.0
         for effort in self._neighbours[present]:
             ratio, age = self._compare(bucket, effort, present, acceptance)
-            if ratio is None:
+            if effort == OFF and not self._known(bucket, OFF) and (ratio or 1.0) > CHEAP:
+                promise, cost = float("inf"), float("-inf")  # does it pay at all?
+            elif ratio is None:
                 bound = self._bound(effort, record, acceptance)
                 promise, cost = bound * (1 + age / FORGET_BOUND), PROBE_ROUNDS / 2
-                if effort == OFF:
-                    promise, cost = float("inf"), 0.0  # does speculation pay at all?
             else:
                 promise, cost = ratio * (1 + age / FORGET), PROBE_ROUNDS * max(0.1, 1 - ratio)
             if promise > best_promise:
@@ -252,24 +262,46 @@ class EffortController:
         self._probe, self._probe_left, self._warm_left = effort, PROBE_ROUNDS, warm_up
         self.probes += 1
 
-    def _hopeless(self, decision: Decision, seconds: float, expected: float) -> bool:
-        """Whether a round's rate is far under what plain decoding, never tried here, does at least:
-        a token a row in the time the target took to verify whole chains."""
+    def _behind(self, decision: Decision, seconds: float, expected: float) -> bool:
+        """Whether the rounds since this effort began are slower than plain decoding, never tried
+        at this batch size, would be by the step times known."""
+        if decision.same == 1:
+            self._seconds_since = self._expected_since = 0.0
+        self._seconds_since += seconds
+        self._expected_since += expected
         if decision.effort == OFF or self._known(decision.bucket, OFF):
             return False
-        return seconds > HOPELESS * expected / self._rows * self._step_seconds
+        plain = self._expected_since / self._rows * self._steps[True].verify(self._rows)
+        whole = self._expected_since / self._rows * self._step_seconds
+        return self._seconds_since > HOPELESS * whole or (
+            decision.same > BEHIND_ROUNDS and self._seconds_since > BEHIND * plain > 0
+        )
 
     def _compare(
         self, bucket: int, effort: Effort, present: Effort, acceptance: Sequence[float]
     ) -> tuple[float | None, float]:
-        """Rate over the present effort's, here or at the nearest batch size that has had both, and
-        how many rounds ago that was; None if nowhere."""
+        """Rate over the present effort's, by the nearest batch size that has had both, and how many
+        rounds ago that was; None if nowhere."""
         for where in (bucket, *self._near(bucket)):
             if self._known(where, effort) and self._known(where, present):
                 records = self._records[where]
                 ratio = records[effort].rate(acceptance) / records[present].rate(acceptance)
-                return ratio, self._round - records[effort].last
+                here = self._slower(effort, where, bucket) / self._slower(present, where, bucket)
+                return ratio / here, self._round - records[effort].last
         return None, self._round
+
+    def _slower(self, effort: Effort, bucket: int, other: int) -> float:
+        """How many times longer the target's step of ``effort`` takes in the ``other`` bucket."""
+        if bucket == other:
+            return 1.0
+        before, after = (round(batch_rows(b) * (effort.k + 1)) for b in (bucket, other))
+        # What a step with every core shows of the larger batch, one without them does not escape.
+        ratios = []
+        for alone in {True, effort.alone}:
+            seconds = self._steps[alone].verify(before, extrapolate=True)
+            if seconds:
+                ratios.append(self._steps[alone].verify(after, extrapolate=True) / seconds)
+        return (max if after > before else min)(ratios, default=1.0)
 
     def _bound(self, effort: Effort, present: Record, acceptance: Sequence[float]) -> float:
         """Most that an effort never tried near here can do, over the present effort's rate: every

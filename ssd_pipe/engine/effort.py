@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ssd_pipe.config import Mode
 
-KNOWN = 3.0  # rounds from which a record counts
+KNOWN = 2.5  # rounds from which a record counts
 DECAY = 0.97  # a round: some 30 rounds count
 CLIP = 2.0  # a round longer than so many usual ones says more of the machine than of the effort
 PRIOR_ROWS = 4.0
@@ -74,11 +74,12 @@ def neighbours(
         return tuple(dict.fromkeys(usable))
 
     middle = lengths[min(1, len(lengths) - 1)]
-    found = {OFF: kept(Effort(1, 0), Effort(middle, 0), forked(1), forked(k_max))}
+    least, most = forked(1, 1), forked(k_max)
+    found = {OFF: kept(Effort(1, 0), Effort(middle, 0), forked(1), least, most)}
     for k in lengths:
         if turns:
             aside = [Effort(other, 0) for other in beside(k)]
-            found[Effort(k, 0)] = kept(OFF, *aside, *([forked(k)] if parallel else []))
+            found[Effort(k, 0)] = kept(OFF, *aside, *([forked(k), forked(k, 1)] if parallel else []))
         for level in range(len(budgets(k, k_max, budget)) if parallel else 0):
             aside = [forked(other, level) for other in beside(k)]
             found[forked(k, level)] = kept(OFF, Effort(k, 0), *aside, forked(k, 1 - level))
@@ -88,6 +89,11 @@ def neighbours(
 def batch_bucket(rows: int) -> int:
     """Batches that are treated alike: every size up to 8, then four to a doubling."""
     return rows if rows <= 8 else 8 + int(4 * math.log2(rows / 8))
+
+
+def batch_rows(bucket: int) -> float:
+    """The smallest batch of a bucket, as a number that need not be whole."""
+    return bucket if bucket <= 8 else 8 * 2 ** ((bucket - 8) / 4)
 
 
 class Record:

@@ -6,7 +6,7 @@ before it were.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 from ssd_pipe.errors import ConfigError
@@ -93,8 +93,12 @@ class StageTimes:
             self._counts = sorted(self._verify)
         self._verify[tokens].observe(seconds)
 
-    def verify(self, tokens: int, default: float = 0.0) -> float:
-        """Time for ``tokens``; between counts seen it is interpolated, beyond them it is flat."""
+    def verify(self, tokens: int, default: float = 0.0, extrapolate: bool = False) -> float:
+        """Time for ``tokens``; between counts seen it is interpolated.
+
+        Beyond the largest count it is flat, or with ``extrapolate`` it grows as it did from the
+        largest count not over half of that one.
+        """
         seen = self._verify.get(tokens)
         if seen is not None:
             return seen.value(default)
@@ -104,10 +108,14 @@ class StageTimes:
         at = bisect_left(counts, tokens)
         low, high = counts[max(at - 1, 0)], counts[min(at, len(counts) - 1)]
         below = self._verify[low].value(default)
-        if low == high:
+        if low != high:
+            above = self._verify[high].value(default)
+            return below + (above - below) * (tokens - low) / (high - low)
+        half = bisect_right(counts, low // 2) - 1
+        if not extrapolate or tokens < low or half < 0:
             return below
-        above = self._verify[high].value(default)
-        return below + (above - below) * (tokens - low) / (high - low)
+        slope = (below - self._verify[counts[half]].value(default)) / (low - counts[half])
+        return below + max(0.0, slope) * (tokens - low)
 
     def observe(self, stage: str, seconds: float) -> None:
         """``stage`` is any name: "draft_step", "glue", ..."""

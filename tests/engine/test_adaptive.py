@@ -192,6 +192,20 @@ def test_speculates_alone_and_not_in_a_large_batch() -> None:
     assert run.most(50).k >= 2
 
 
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_larger_batch_is_not_taken_for_a_small_one(mode: str, seed: int) -> None:
+    """Where arithmetic binds soon, what paid alone costs with a few rows beside it."""
+    run = Run(Machine(ridge=6, draft=0.1, acceptance=0.75, apart=False), mode, seed)
+    run.rounds(1, 200)
+    assert run.most(50).k >= 2
+    run.time = run.plain_time = 0.0
+    run.rounds(4, 60)
+    assert run.time <= 1.1 * run.plain_time
+    run.rounds(4, 240)
+    assert run.time <= run.plain_time
+
+
 def test_works_side_by_side_where_the_draft_has_a_device_of_its_own() -> None:
     run = Run(Machine(ridge=200, draft=0.15, acceptance=0.8, apart=True))
     run.rounds(1, 1500)
