@@ -79,7 +79,8 @@ def neighbours(
     for k in lengths:
         if turns:
             aside = [Effort(other, 0) for other in beside(k)]
-            found[Effort(k, 0)] = kept(OFF, *aside, *([forked(k), forked(k, 1)] if parallel else []))
+            forks = [forked(k), forked(k, 1)] if parallel else []
+            found[Effort(k, 0)] = kept(OFF, *aside, *forks)
         for level in range(len(budgets(k, k_max, budget)) if parallel else 0):
             aside = [forked(other, level) for other in beside(k)]
             found[forked(k, level)] = kept(OFF, Effort(k, 0), *aside, forked(k, 1 - level))
