@@ -40,7 +40,7 @@ def pictures(results: Sequence[Loaded]) -> list[Picture]:
                     panel.set_xlabel("fan-out F")
             top = max(panel.get_ylim()[1] for panel in row)
             for panel in row:
-                panel.set_ylim(0, top)
+                panel.set_ylim(0, 1.08 * top)
         handles, labels = panels[0][-1].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
         made.append(
