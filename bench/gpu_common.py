@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import statistics
+import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from bench import machine
+from bench.results import write
 
 
 class Report:
@@ -24,6 +27,16 @@ class Report:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
         self.data: dict[str, Any] = {"failed": [], "sections": {}}
+
+    def origin(self, module: str, given: Sequence[str] | None = None) -> None:
+        """Say which program this is, of which versions, on which machine. ``given``: its arguments,
+        those of the process if None."""
+        arguments = sys.argv[1:] if given is None else given
+        origin = machine.describe(["python", "-m", module, *arguments])
+        origin |= {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "gpus": machine.gpus()}
+        origin["versions"]["cuda"] = torch.version.cuda
+        self.data["origin"] = origin
+        self.note(f"{origin['date']}, {origin['gpus']}, {origin['versions']}")
 
     def note(self, text: str) -> None:
         """A line for the log and the screen."""
@@ -42,7 +55,7 @@ class Report:
         self.note(f"{section:9s} " + "  ".join(f"{k}={_short(v)}" for k, v in row.items()))
 
     def save(self) -> None:
-        self.path.write_text(json.dumps(self.data, indent=1) + "\n")
+        write(self.path, self.data)
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""How close two tokens are in the target's own scores, where two engines chose differently."""
+"""Where two engines chose differently, and how close the target's own scores are there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from bench.compare import Job, Sample
+from bench.gpu_common import Report
 from models.registry import load_model
 from models.sequence_batch import build_batch
 from models.transformer import Transformer
@@ -46,3 +48,41 @@ class Gaps:
             )
             scores = scores / params.temperature + noise.gumbel(key, scores.shape[0])[0]
         return abs(float(scores[a] - scores[b]))
+
+
+def compare_tokens(
+    report: Report,
+    label: str,
+    samples: Sequence[Sample],
+    jobs: Sequence[Job],
+    references: Sequence[str],
+    gaps: Gaps,
+) -> None:
+    """Where engines part from ``references``, and how close the two tokens' scores are there."""
+    asked = {job.id: job for job in jobs}
+    sampled = any(job.params.temperature > 0 for job in jobs)
+    names = list(dict.fromkeys(s.engine for s in samples))
+    for reference in references:
+        wanted = {s.key: s.answer.tokens for s in samples if s.engine == reference}
+        for engine in names:
+            if engine == reference or (engine.startswith("hf") and sampled):
+                continue  # transformers has noise of its own
+            answers = [s for s in samples if s.engine == engine and s.key in wanted]
+            found = []
+            for sample in answers:
+                ours, theirs = wanted[sample.key], sample.answer.tokens
+                pairs = enumerate(zip(ours, theirs, strict=False))
+                at = next((i for i, (a, b) in pairs if a != b), None)
+                if at is not None:
+                    job = asked[sample.prompt]
+                    text = job.tokens + ours[:at]
+                    found.append(gaps.between(text, ours[at], theirs[at], job.params))
+            report.add(
+                "tokens",
+                pair=label,
+                reference=reference,
+                engine=engine,
+                answers=len(answers),
+                equal=len(answers) - len(found),
+                gaps=[round(gap, 4) for gap in sorted(found)],
+            )

@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +30,12 @@ LARGE = ("qwen3-32b", "llama-3.1-70b")
 
 
 def main() -> int:
-    args = _arguments()
+    args = arguments()
     if not torch.cuda.is_available():
         print("no CUDA device here; this benchmark needs one", file=sys.stderr)
         return 2
     report = Report(args.output)
-    _environment(report)
+    report.origin("bench.gpu_model")
     torch.cuda.set_device(args.device)
     torch.manual_seed(time.time_ns() % 2**31)
     if "checks" in args.sections:
@@ -85,23 +86,6 @@ def _checks(report: Report) -> None:
         free_memory()
 
 
-def _environment(report: Report) -> None:
-    import triton
-
-    properties = torch.cuda.get_device_properties(0)
-    report.data["environment"] = {
-        "command": " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "gpu": properties.name,
-        "memory_GiB": round(properties.total_memory / 2**30, 1),
-        "multiprocessors": properties.multi_processor_count,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-    }
-    report.note(str(report.data["environment"]))
-
-
 def _summary(report: Report) -> None:
     sections = report.data["sections"]
     checks = [row for row in sections.get("check", []) if "ok" in row]
@@ -135,7 +119,8 @@ def _summary(report: Report) -> None:
         report.note(f"failed: {report.data['failed']}; tracebacks in {report.log}")
 
 
-def _arguments() -> argparse.Namespace:
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     out = Path(os.environ.get("OUT") or "bench/results")
     parser.add_argument("--output", type=Path, default=out / "gpu_model.json")
@@ -146,7 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--variants", nargs="*", choices=VARIANTS, default=["default", "fused", "plain"]
     )
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

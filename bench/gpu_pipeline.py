@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -22,9 +22,13 @@ from bench import prompts
 from bench.compare import Job, Sample, compare, warm_up
 from bench.engines import Engine, PipelineEngine, running
 from bench.gpu_common import Report
+from bench.gpu_gaps import Gaps, compare_tokens
 from bench.gpu_stages import Stages, bound, read_stages
+from bench.paper_plan import OTHER_HIT_RATE, Acceptance, acceptances
+from bench.paper_plan import PAIRS as SHAPES
 from bench.rows import Row, add_comparisons, make_row
 from bench.transformers_engine import TransformersEngine
+from models.config import ModelConfig
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import SsdPipeError
@@ -33,20 +37,16 @@ from ssd_pipe.params import SamplingParams
 from ssd_pipe.text.tokenizer import Tokenizer
 
 REAL = ("smollm2-135m-instruct", "smollm2-draft-16m")
-PAIRS = {
-    "smollm2": REAL,
-    "llama8b": ("shape:llama-3.1-8b", "shape:llama-3.2-1b"),
-    "llama70b": ("shape:llama-3.1-70b", "shape:llama-3.2-1b"),
-    "qwen32b": ("shape:qwen3-32b", "shape:qwen3-0.6b"),
-}
-SYNTHETIC = "synthetic acceptance"
+PAIRS = {"smollm2": REAL, **SHAPES}
+SYNTHETIC, PUBLISHED = "synthetic acceptance", "published"
 PROMPT_TOKENS = 200
 
 
-def main() -> int:
-    args = _arguments()
+def main(given: Sequence[str] | None = None) -> int:
+    """Run what the command line says; returns 0, or 1 if a pair or an engine failed."""
+    args = arguments(given)
     report = Report(args.output)
-    _environment(report)
+    report.origin("bench.gpu_pipeline", given)
     for name in args.pair:
         with report.section(name):
             _run_pair(report, name, args)
@@ -58,46 +58,57 @@ def _run_pair(report: Report, pair: str, args: argparse.Namespace) -> None:
     real = PAIRS[pair] == REAL
     waves = [args.engines] if not args.one_by_one else [[e] for e in args.engines]
     for temperature in args.temperature if real else [0.0]:
+        label = f"{pair} T={temperature:g}"
+        if not real:
+            label = f"{pair} [{SYNTHETIC}: {_replay(pair, args).label}]"
         jobs = _jobs(pair, args, temperature)
         samples: list[Sample] = []
         rows: list[Row] = []
         stages: dict[str, Stages] = {}
         for wave in waves:
-            engines = [_engine(pair, n, args) for n in wave]
-            begun = time.monotonic()
-            with running(engines):
-                report.note(f"{pair}: {', '.join(wave)} up in {time.monotonic() - begun:.0f} s")
-                for job in jobs:
-                    warm_up(engines, job)
-                taken = compare(engines, jobs, args.repeats, lambda text: None)
-            samples += taken
-            for engine in engines:
-                mine = [s for s in taken if s.engine == engine.name]
-                rows.append(make_row(mine, engine.facts.weight_bytes, None))
-                logs = Path(str(engine.facts.settings.get("log_dir", "")))
-                stages[engine.name] = read_stages(logs)
+            with report.section(f"{label}: {', '.join(wave)}"):
+                engines = [_engine(pair, n, args) for n in wave]
+                taken = _run_wave(report, pair, engines, jobs, args.repeats)
+                samples += taken
+                for engine in engines:
+                    mine = [s for s in taken if s.engine == engine.name]
+                    rows.append(make_row(mine, engine.facts.weight_bytes, None))
+                    logs = Path(str(engine.facts.settings.get("log_dir", "")))
+                    stages[engine.name] = read_stages(logs)
+        if not rows:
+            continue
         add_comparisons(rows, samples, ["ar", *[r.engine for r in rows if r.engine[:3] == "sd-"]])
-        label = f"{pair} T={temperature:g}" if real else f"{pair} [{SYNTHETIC} {_replay(args)}]"
         _table(report, label, rows, stages)
         if real:
             references = [e for e in args.engines if e.startswith("ar")]
+            gaps = Gaps(REAL[0], args.target_device)
             with report.section(f"{label} tokens"):
-                _compare_tokens(
-                    report, label, samples, jobs, references, args.target_device, temperature
-                )
+                compare_tokens(report, label, samples, jobs, references, gaps)
+
+
+def _run_wave(
+    report: Report, pair: str, engines: list[Engine], jobs: list[Job], repeats: int
+) -> list[Sample]:
+    begun = time.monotonic()
+    with running(engines):
+        names = ", ".join(engine.name for engine in engines)
+        report.note(f"{pair}: {names} up in {time.monotonic() - begun:.0f} s")
+        for job in jobs:
+            warm_up(engines, job)
+        return compare(engines, jobs, repeats, lambda text: None)
 
 
 def _engine(pair: str, name: str, args: argparse.Namespace) -> Engine:
     """ "hf" and "hf-assisted" are transformers' ``generate``; the others are ours."""
     if not name.startswith("hf"):
-        return PipelineEngine(name, _config(pair, name, args))
+        return PipelineEngine(name, config_of(pair, name, args))
     target, draft = (resolve(model) for model in PAIRS[pair])
     assistant = draft if name == "hf-assisted" else None
     device, dtype = args.target_device, "bfloat16"
     return TransformersEngine(name, target, assistant, threads=2, device=device, dtype=dtype)
 
 
-def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
+def config_of(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
     """``engine`` is "ar", "ar-pad-K", "sd-K" or "ssd[-host]-K[-B]": K draft tokens, B branches in
     all; "host" lets no round be leased."""
     target, draft = PAIRS[pair]
@@ -117,6 +128,7 @@ def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
         "speculation.adaptive": False,
         "scheduler.max_num_seqs": 1,
         "scheduler.max_model_len": args.max_model_len,
+        "run.shm_dir": args.shm_dir,
         "run.log_dir": str(args.log_dir),
         "run.ready_timeout": 280.0,
         "run.beat_timeout": 60.0,
@@ -127,8 +139,9 @@ def _config(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfig:
             budget // (k + 1) + (i < budget % (k + 1)) for i in range(k + 1)
         ]
     if PAIRS[pair] != REAL:
-        overrides["speculation.synthetic_acceptance"] = args.acceptance
-        overrides["speculation.synthetic_hit_rate"] = args.hit_rate
+        replay = _replay(pair, args)
+        overrides["speculation.synthetic_acceptance"] = replay.setting
+        overrides["speculation.synthetic_hit_rate"] = replay.hit_rate
         overrides["speculation.allocation"] = "uniform"
     return load(None, overrides)
 
@@ -139,9 +152,9 @@ def _jobs(pair: str, args: argparse.Namespace, temperature: float) -> list[Job]:
         tokenizer = Tokenizer.load(resolve(REAL[0]))
         texts = [(p.id, p.tokens(tokenizer)) for p in prompts.load("exactness", args.prompts)]
     else:
-        rng = random.Random(1)
+        rng, vocab = random.Random(1), ModelConfig.from_folder(resolve(PAIRS[pair][0])).vocab_size
         texts = [
-            (f"random-{i}", [rng.randrange(100000) for _ in range(PROMPT_TOKENS)])
+            (f"random-{i}", [rng.randrange(vocab) for _ in range(PROMPT_TOKENS)])
             for i in range(args.prompts)
         ]
     return [
@@ -150,8 +163,20 @@ def _jobs(pair: str, args: argparse.Namespace, temperature: float) -> list[Job]:
     ]
 
 
-def _replay(args: argparse.Namespace) -> str:
-    return f"{args.acceptance} a token, hit rate {args.hit_rate:g}"
+def _replay(pair: str, args: argparse.Namespace) -> Acceptance:
+    """What outcomes of a pair of shapes are replaced by. Raises ConfigError."""
+    if args.acceptance == PUBLISHED:
+        return acceptances(pair, [], published=True)[0]
+    try:
+        float(args.acceptance)
+    except ValueError:
+        return acceptances(pair, [Path(args.acceptance)], published=False)[0]
+    return Acceptance(
+        name="given",
+        setting=args.acceptance,
+        hit_rate=args.hit_rate,
+        label=f"{args.acceptance} a token, hit rate {args.hit_rate:g}",
+    )
 
 
 def _table(
@@ -211,63 +236,8 @@ def _n(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _compare_tokens(
-    report: Report,
-    label: str,
-    samples: list[Sample],
-    jobs: list[Job],
-    references: list[str],
-    device: str,
-    temperature: float,
-) -> None:
-    """Where engines part from AR, and how close the target's two best scores are there."""
-    from bench.gpu_gaps import Gaps
-
-    gaps = Gaps(REAL[0], device)
-    asked = {job.id: job for job in jobs}
-    names = list(dict.fromkeys(s.engine for s in samples))
-    for reference in references:
-        wanted = {s.key: s.answer.tokens for s in samples if s.engine == reference}
-        for engine in names:
-            if engine == reference or (engine.startswith("hf") and temperature > 0):
-                continue  # transformers has noise of its own
-            answers = [s for s in samples if s.engine == engine and s.key in wanted]
-            found = []
-            for sample in answers:
-                ours, theirs = wanted[sample.key], sample.answer.tokens
-                pairs = enumerate(zip(ours, theirs, strict=False))
-                at = next((i for i, (a, b) in pairs if a != b), None)
-                if at is not None:
-                    job = asked[sample.prompt]
-                    text = job.tokens + ours[:at]
-                    found.append(gaps.between(text, ours[at], theirs[at], job.params))
-            report.add(
-                "tokens",
-                pair=label,
-                reference=reference,
-                engine=engine,
-                answers=len(answers),
-                equal=len(answers) - len(found),
-                gaps=[round(gap, 4) for gap in sorted(found)],
-            )
-
-
-def _environment(report: Report) -> None:
-    import torch
-    import triton
-
-    report.data["environment"] = {
-        "command": " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": torch.version.cuda,
-    }
-    report.note(str(report.data["environment"]))
-
-
-def _arguments() -> argparse.Namespace:
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pair", nargs="+", choices=PAIRS, default=["smollm2", "llama8b"])
     parser.add_argument(
@@ -281,15 +251,20 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0, 1.0])
-    parser.add_argument("--acceptance", default="0.8", help="a rate or a file, for shapes")
-    parser.add_argument("--hit-rate", type=float, default=0.86, help="likewise, with a rate")
+    parser.add_argument(
+        "--acceptance",
+        default=PUBLISHED,
+        help="for shapes: what the published throughput implies, a rate, or a recorded file",
+    )
+    parser.add_argument("--hit-rate", type=float, default=OTHER_HIT_RATE, help="with a rate")
     parser.add_argument("--max-model-len", type=int, default=1000)
     parser.add_argument("--target-device", default="cuda:0", help="'cuda' with --tp")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks of the target")
     parser.add_argument("--draft-device", default="cuda:1")
+    parser.add_argument("--shm-dir", default="/dev/shm")
     parser.add_argument("--log-dir", type=Path, default=Path(gettempdir()) / "ssd-gpu-pipeline")
     parser.add_argument("--output", type=Path, default=Path("bench/results/gpu_pipeline.json"))
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -45,13 +43,7 @@ def _rank(rank: int, args: argparse.Namespace, meeting: str) -> None:
     tp = TensorParallel.create(rank, args.tp, meeting, device)
     report = Report(args.output) if rank == 0 else None
     if report is not None:
-        report.data["environment"] = {
-            "command": " ".join(sys.argv),
-            "date": time.strftime("%Y-%m-%d %H:%M:%S"),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(args.tp)],
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-        }
+        report.origin("bench.gpu_ranks")
     with torch.inference_mode():
         for kib in (8, 16, 64, 128, 256):
             x = torch.zeros(kib * 512, dtype=torch.bfloat16, device=device)

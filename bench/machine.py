@@ -14,7 +14,16 @@ import psutil
 
 from ssd_pipe.threads import available_cores
 
-PACKAGES = ("ssd-pipe", "torch", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec")
+PACKAGES = (
+    "ssd-pipe",
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pyzmq",
+    "msgspec",
+)
 
 
 def describe(command: Sequence[str]) -> dict[str, Any]:
@@ -34,6 +43,13 @@ def describe(command: Sequence[str]) -> dict[str, Any]:
             if name.startswith(("SSD_", "OMP_", "MKL_"))
         },
     }
+
+
+def gpus() -> list[str]:
+    """Names of the CUDA devices that this process sees; imports torch."""
+    import torch
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def load_average() -> float:

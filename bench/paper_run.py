@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -24,10 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
+from bench.copy_bandwidth import measured_apart
 from bench.engines import PipelineEngine, running
 from bench.paper_load import Wave, rate, run_wave
 from bench.paper_plan import PAIRS, Case, arguments, cases, config_of
 from bench.paper_stages import BatchStages, read_batch
+from bench.results import write
 from bench.tables import number, share
 from models.config import ModelConfig
 from ssd_pipe.errors import ResourceError, SsdPipeError
@@ -78,7 +79,7 @@ def main(given: Sequence[str] | None = None) -> int:
     }
     out = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     if not content.bandwidth:
-        content.bandwidth = measured_bandwidth(args.device)
+        content.bandwidth = measured_apart(args.device)
     out.print(f"copy bandwidth of one device: {content.bandwidth * 1e-9:.0f} GB/s")
     done = {(cell.case.name, cell.batch) for cell in content.cells}
     for case in planned:
@@ -90,7 +91,7 @@ def main(given: Sequence[str] | None = None) -> int:
             except SsdPipeError as error:
                 content.failed[case.name] = " ".join(str(error).split())
                 out.print(f"FAILED {case.name}: {content.failed[case.name]}")
-            _save(args.output, content)
+            write(args.output, content)
     for table in tables(content):
         out.print(table)
     out.print(f"results: {args.output}", soft_wrap=True)
@@ -204,16 +205,6 @@ def _over(value: float | None, base: float | None) -> float | None:
     return value / base if value and base else None
 
 
-def measured_bandwidth(device: str) -> float:
-    """Bytes a second, read plus written, of a copy on the first device, in a process of its own
-    that leaves no memory taken. Raises ResourceError."""
-    command = [sys.executable, "-m", "bench.copy_bandwidth", device]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ResourceError(f"no bandwidth measured: {done.stderr.strip()[-500:]}")
-    return float(done.stdout)
-
-
 def _opened(args: argparse.Namespace, given: Sequence[str] | None) -> Content:
     """The results file as it is, if it is to be gone on with. Raises ResourceError."""
     command = ["python", "-m", "bench.paper_run", *(sys.argv[1:] if given is None else given)]
@@ -226,31 +217,12 @@ def _opened(args: argparse.Namespace, given: Sequence[str] | None) -> Content:
     content.heading = {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **machine.describe(command),
-        "gpus": _gpus(args.device),
+        "gpus": machine.gpus() if args.device == "cuda" else [],
     }
     content.settings = {
         name: getattr(args, name) for name in ("gpus", "prompt_tokens", "tokens", "waves", "device")
     }
     return content
-
-
-def _gpus(device: str) -> list[str]:
-    """Names of all."""
-    if device == "cpu":
-        return []
-    import torch
-
-    return [torch.cuda.get_device_properties(i).name for i in range(torch.cuda.device_count())]
-
-
-def _save(path: Path, content: Content) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}-new")
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-        fresh.rename(path)
-    except OSError as error:
-        raise ResourceError(f"results file {path}: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -47,16 +47,24 @@ class Results:
         self._save()
 
     def _save(self, keep: bool = True) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self.path.with_name(f".{self.path.name}-{os.getpid()}")
-            text = msgspec.json.format(msgspec.json.encode(self._content), indent=1)
-            # Results are for others too, whose home is elsewhere.
-            fresh.write_bytes(text.replace(str(Path.home()).encode() + b"/", b"~/"))
-            if keep:
-                fresh.rename(self.path)
-                self.written = True
-            else:
-                fresh.unlink()
-        except OSError as error:
-            raise ResourceError(f"results file {self.path}: {error.strerror}") from None
+        write(self.path, self._content, keep)
+        self.written = self.written or keep
+
+
+def write(path: Path, content: Any, keep: bool = True) -> None:
+    """Put ``content`` there as JSON, all of it or none; not ``keep``: only see whether one could.
+
+    Raises ResourceError.
+    """
+    text = msgspec.json.format(msgspec.json.encode(content), indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".{path.name}-{os.getpid()}")
+        # Results are for others too, whose home is elsewhere.
+        fresh.write_bytes(text.replace(str(Path.home()).encode() + b"/", b"~/") + b"\n")
+        if keep:
+            fresh.rename(path)
+        else:
+            fresh.unlink()
+    except OSError as error:
+        raise ResourceError(f"results file {path}: {error.strerror}") from None
