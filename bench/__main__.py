@@ -16,7 +16,11 @@ from rich.console import Console
 from ssd_pipe.errors import ConfigError, SsdPipeError
 
 FAILED_STATUS, USAGE_STATUS, INTERRUPTED_STATUS, ENDED_STATUS = 1, 2, 130, 143
-COMMANDS = {"compare": "bench.comparison", "plot": "bench.plots.command"}
+COMMANDS = {
+    "compare": "bench.comparison",
+    "plot": "bench.plots.command",
+    "gpu-table": "bench.gpu_table.command",
+}
 """``bench NAME ...``: modules with a ``main(arguments) -> status``; anything else measures."""
 
 

@@ -9,7 +9,10 @@ from bench.build import ENGINES, USUAL
 from bench.fan_out import Grid
 from bench.lists import integers, names, numbers
 
-COMMANDS = "Other commands: bench compare A.json B.json, bench plot RESULT.json (each has --help)."
+COMMANDS = (
+    "Other commands: bench compare A.json B.json, bench plot RESULT.json, bench gpu-table "
+    "(each has --help)."
+)
 
 
 def parser() -> argparse.ArgumentParser:
