@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ if not torch.cuda.is_available():
 from bench.gpu_checks import MODEL_LIMIT, WideWeights, small_shapes
 from bench.gpu_common import error
 from models.backends.cuda import CudaBackend
-from models.cuda.flashinfer import installed
+from models.cuda.flashinfer import FlashPlan, installed
 from models.loader import build_transformer
 from models.parallel import TensorParallel
 from models.sequence_batch import build_batch
@@ -20,9 +22,15 @@ if not installed():
     pytest.skip("FlashInfer is not installed", allow_module_level=True)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_prompts_in_pieces_equal_our_kernel(family: str) -> None:
-    config = small_shapes()[family]
+@pytest.mark.parametrize(
+    ("family", "heads", "kv_heads", "dim"),
+    [("llama", 9, 3, 64), ("llama", 32, 8, 64), ("llama", 32, 8, 128), ("qwen3", 4, 2, 128)],
+)
+def test_prompts_in_pieces_equal_our_kernel(
+    family: str, heads: int, kv_heads: int, dim: int
+) -> None:
+    """Heads of SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B and of a Qwen3."""
+    config = replace(small_shapes()[family], num_heads=heads, num_kv_heads=kv_heads, head_dim=dim)
     order = torch.randperm(48, generator=torch.Generator().manual_seed(1)).tolist()
     tables = [order[:24], order[24:30], order[30:48]]
     pieces = [
@@ -46,5 +54,6 @@ def test_prompts_in_pieces_equal_our_kernel(family: str) -> None:
                 "cuda",
             )
             logits.append(model.logits(model.forward(batch, kv)))
+            assert isinstance(batch.plan, FlashPlan) == (attention == "flashinfer")
         found.append(torch.cat([part for part in logits if part is not None]))
     assert error(found[1], found[0]) <= MODEL_LIMIT[torch.bfloat16]

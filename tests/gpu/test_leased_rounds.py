@@ -194,3 +194,60 @@ def test_a_lost_draft_costs_no_token_and_leases_again_when_it_is_back(
         assert after > before
         counters = run.client.status().counters
         assert counters["free_blocks"] == counters["total_blocks"]
+
+
+def test_adaptive_speculation_leases_rounds_and_tries_other_efforts(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    answers, folders = [], [tmp_path / "plain", tmp_path / "adaptive"]
+    for folder, more in zip(
+        folders, (("--set", "target.pad_steps=true"), ("--adaptive",)), strict=True
+    ):
+        folder.mkdir()
+        with leased(pair, folder, *more) as run:
+            answers.append([run.generate(prompt, max_tokens=150) for prompt in PROMPTS])
+            answers.append(run.together(PROMPTS[:4], max_tokens=150))
+            counters = run.client.status().counters
+            assert counters["free_blocks"] == counters["total_blocks"]
+    assert answers[2:] == answers[:2]
+    assert any(e.get("leased") for e in events(folders[1], "verify"))
+    # Plain decoding is what it tries first, and that is never leased.
+    assert counters["probes"] > 0
+    assert min(counters["steps_plain"], counters["steps_parallel"]) > 0
+
+
+def test_several_drafts_go_through_the_scheduler_and_say_why(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    answers = []
+    for name, more in (
+        ("alone", ("--set", "target.pad_steps=true")),
+        ("two", ("--draft-workers", "2", "--fan-out", "3")),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        with leased(pair, folder, *more) as run:
+            answers.append([run.generate(prompt, max_tokens=100) for prompt in PROMPTS])
+            counters = run.client.status().counters
+            processes = set(run.facts["pids"])
+    assert answers[0] == answers[1]
+    assert {"draft-0", "draft-1"} < processes
+    assert counters["hits"] > 0
+    assert counters["free_blocks"] == counters["total_blocks"]
+    for process in ("target-0", "draft-0", "draft-1"):
+        [said] = events(tmp_path / "two", "leased rounds", process)
+        assert not said["possible"]
+        assert "several draft workers" in said["reason"]
+    assert not any(e.get("leased") for e in events(tmp_path / "two", "verify"))
+
+
+def test_sixty_four_sequences_start_and_are_leased_together(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    more = ("--max-num-seqs", "64", "--set", "scheduler.max_batched_tokens=512")
+    with leased(pair, tmp_path, *more) as run:
+        alone = [run.generate(prompt, max_tokens=150) for prompt in PROMPTS]
+        assert run.together((PROMPTS * 13)[:64], max_tokens=150) == (alone * 13)[:64]
+        counters = run.client.status().counters
+        assert counters["free_blocks"] == counters["total_blocks"]
+    assert max(e["rows"] for e in events(tmp_path, "verify") if e.get("leased")) > 8
