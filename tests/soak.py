@@ -1,52 +1,30 @@
-"""What random clients do to a running pipeline, and what it must hold afterwards."""
+"""What random clients do to a running pipeline."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+import msgspec
 import zmq
 import zmq.asyncio
 
 from ipc.messages import Submit
 from ipc.sockets import ipc_path
 from ssd_pipe.async_client import AsyncClient
-from ssd_pipe.client import Result
 from ssd_pipe.errors import RequestError
-from ssd_pipe.params import SamplingParams
 from tests import wire
+from tests.soak_http import OverHttp
+from tests.soak_questions import AMPLE, EXPIRED, LONG, QUESTIONS, params
 
 PATIENCE = 30.0  # seconds any one action may take; longer is a hang
-LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=1.0)
-GREEDY = {"temperature": 0.0}  # over HTTP it is 1 unless told
-QUESTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("greedy", GREEDY | {"max_tokens": 30, "ignore_eos": True}),
-    ("sampled 🙂", {"max_tokens": 40, "temperature": 1.0, "seed": 5, "ignore_eos": True}),
-    ("filtered", {"max_tokens": 30, "temperature": 0.9, "top_p": 0.8, "top_k": 50, "seed": 6}),
-    ("a prompt of several chunks " * 8, {"max_tokens": 20, "temperature": 0.5, "seed": 1}),
-    ("penalties", GREEDY | {"max_tokens": 30, "repetition_penalty": 1.3, "frequency_penalty": 0.4}),
-    (
-        "stops",
-        GREEDY | {"max_tokens": 60, "stop": ["a", "e "], "min_tokens": 3, "ignore_eos": True},
-    ),
-    ("bias", GREEDY | {"max_tokens": 25, "logit_bias": {70: 5.0}, "stop_token_ids": [71]}),
-    (
-        "shape",
-        GREEDY
-        | {"max_tokens": 40, "response_format": {"type": "regex", "regex": "[a-f]{4,9}-[0-9]+"}},
-    ),
-]
+FAULT_AFTER = 1.0  # seconds in which every client has begun something
+CUT = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 CLIENT = """
 import sys
 from ssd_pipe.client import Client
@@ -56,62 +34,13 @@ with Client(sys.argv[1]) as client:
 """
 
 
-def params(settings: dict[str, Any]) -> SamplingParams:
-    """Settings as the HTTP API takes them, as ours."""
-    tuples = {k: tuple(settings[k]) for k in ("stop", "stop_token_ids") if k in settings}
-    return SamplingParams(**settings | tuples)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a group of processes holds. Resident bytes are kept apart: they may grow a little."""
-
-    files: dict[str, int]
-    threads: dict[str, int]
-    mapped: dict[str, int]
-    run_dir: dict[str, int]
-    blocks: dict[str, float]
-    resident: dict[str, int] = field(compare=False)
-
-    @classmethod
-    def take(cls, pids: dict[str, int], run_dir: Path, counters: dict[str, float]) -> Snapshot:
-        processes = {name: psutil.Process(pid) for name, pid in pids.items()}
-        return cls(
-            files={name: p.num_fds() for name, p in processes.items()},
-            threads={name: p.num_threads() for name, p in processes.items()},
-            mapped={name: _mapped(p.pid, run_dir) for name, p in processes.items()},
-            run_dir={str(f.relative_to(run_dir)): f.stat().st_size for f in run_dir.rglob("*")},
-            blocks={name: n for name, n in counters.items() if name.endswith("_blocks")},
-            resident={name: p.memory_info().rss for name, p in processes.items()},
-        )
-
-    def difference(self, before: Snapshot, without: str = "") -> str:
-        """What is not as it was, one line; empty if all is. ``without``: a process left out."""
-        parts = []
-        for name in ("files", "threads", "mapped", "run_dir", "blocks"):
-            then, now = getattr(before, name), getattr(self, name)
-            changed = {k for k in then.keys() | now.keys() if then.get(k) != now.get(k)}
-            changed.discard(without)
-            parts += [f"{name} of {k}: {then.get(k)} -> {now.get(k)}" for k in sorted(changed)]
-        return "; ".join(parts)
-
-
-def _mapped(pid: int, run_dir: Path) -> int:
-    """Mappings of shared-memory files of the run."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sum(str(run_dir) in line for line in lines)
-
-
-class Soak:
-    """Attributes: ``done`` counts actions, ``wrong`` holds what must not have happened."""
+class Soak(OverHttp):
+    """Clients that do random things, over ZeroMQ and over HTTP."""
 
     def __init__(self, endpoint: str, url: str, seed: int) -> None:
-        self.done: Counter[str] = Counter()
-        self.wrong: list[str] = []
+        super().__init__(seed)
         self._endpoint = endpoint
         self._url = url
-        self._random = random.Random(seed)
-        self._answers: list[Result] = []
         self._one_child = asyncio.Semaphore(1)
         self._actions: dict[Callable[[], Awaitable[None]], int] = {
             self.ask: 12,
@@ -119,8 +48,10 @@ class Soak:
             self.leave: 6,
             self.vanish: 6,
             self.cancel: 4,
+            self.late: 5,
             self.post: 6,
             self.post_stream: 6,
+            self.post_late: 4,
             self.hang_up: 6,
             self.bad_http: 6,
             self.bad_message: 10,
@@ -131,8 +62,20 @@ class Soak:
             self.kill_client: 1,
         }
 
-    async def run(self, seconds: float, clients: int, only: Sequence[str] = ()) -> None:
-        """``clients`` at once, each doing one random thing after another, or one of ``only``."""
+    async def run(
+        self,
+        seconds: float,
+        clients: int,
+        only: Sequence[str] = (),
+        fault: Callable[[], None] | None = None,
+        may_cut: bool = False,
+    ) -> None:
+        """``clients`` at once, each doing one random thing after another, or one of ``only``.
+
+        ``fault`` is done once all are busy; ``may_cut``: it may cost HTTP clients their answers,
+        which are then counted.
+        """
+        self._may_cut = may_cut
         async with (
             AsyncClient(self._endpoint) as self._client,
             httpx.AsyncClient(base_url=self._url, timeout=PATIENCE) as self._http,
@@ -143,6 +86,8 @@ class Soak:
                     for prompt, settings in QUESTIONS
                 ]
             end = time.monotonic() + seconds
+            if fault is not None:
+                asyncio.get_running_loop().call_later(FAULT_AFTER, fault)
             await asyncio.gather(*(self._act(end, only) for _ in range(clients)))
 
     async def each_once(self) -> None:
@@ -172,24 +117,12 @@ class Soak:
             if error.code != 429:  # the queue is full, which is an answer
                 self.wrong.append(f"{name}: {error.code} {error}")
             self.done["refused: queue full"] += 1
+        except CUT:
+            if not self._may_cut:
+                self.wrong.append(f"{name}: {traceback.format_exc()}")
+            self.done["cut off"] += 1
         except Exception:
             self.wrong.append(f"{name} after {self.done.total()} actions: {traceback.format_exc()}")
-
-    def _expect(self, good: bool, what: str) -> None:
-        if not good:
-            self.wrong.append(what)
-
-    def _question(self) -> tuple[str, dict[str, Any], Result]:
-        number = self._random.randrange(len(QUESTIONS))
-        return *QUESTIONS[number], self._answers[number]
-
-    def _check(self, prompt: str, result: Result, expected: Result) -> None:
-        same = (result.text, result.token_ids, result.finish_reason) == (
-            expected.text,
-            expected.token_ids,
-            expected.finish_reason,
-        )
-        self._expect(same, f"{prompt!r}: {result} instead of {expected}")
 
     # ------------------------------------------------------------ over ZeroMQ
 
@@ -217,6 +150,23 @@ class Soak:
         chunks = [chunk async for chunk in stream]
         last = chunks[-1].finish_reason if chunks else "length"
         self._expect(last in ("cancelled", "length"), f"cancelled, but ended with {last}")
+
+    async def late(self) -> None:
+        """Deadlines that are missed, kept, and left behind."""
+        try:
+            too_short = msgspec.structs.replace(LONG, timeout=self._moment())
+            result = await self._client.generate("running out", too_short)
+            self._expect(result.finish_reason == "length", f"late, but ended with {result}")
+        except RequestError as error:
+            if error.code != 504:
+                raise
+            self.done[EXPIRED] += 1
+        prompt, settings, expected = self._question()
+        ample = params(settings | {"timeout": AMPLE})
+        self._check(prompt, await self._client.generate(prompt, ample), expected)
+        left = msgspec.structs.replace(LONG, timeout=AMPLE)
+        async with self._client.stream("left with a deadline", left) as stream:
+            await anext(stream, None)
 
     async def vanish(self) -> None:
         """No goodbye: a few requests, a look at the answers perhaps, and the connection is gone."""
@@ -300,59 +250,3 @@ class Soak:
             self._expect(line == b"chunk\n", f"the client to be killed said {line!r}")
             child.kill()
             await child.wait()
-
-    # ------------------------------------------------------------ over HTTP
-
-    async def post(self) -> None:
-        prompt, settings, expected = self._question()
-        reply = await self._http.post("/v1/completions", json={"prompt": prompt} | settings)
-        if self._served(reply):
-            [choice] = reply.json()["choices"]
-            self._expect(choice["text"] == expected.text, f"HTTP {prompt!r}: {choice}")
-
-    async def post_stream(self) -> None:
-        prompt, settings, expected = self._question()
-        body = {"prompt": prompt, "stream": True} | settings
-        async with self._http.stream("POST", "/v1/completions", json=body) as reply:
-            if not self._served(reply):
-                return
-            lines = [line[6:] async for line in reply.aiter_lines() if line.startswith("data: ")]
-        if lines[-1] != "[DONE]":
-            self._expect("rate_limit_exceeded" in lines[-1], f"HTTP {prompt!r}: {lines[-1]}")
-            return
-        events = [json.loads(line) for line in lines[:-1]]
-        text = "".join(c["text"] for event in events for c in event["choices"])
-        self._expect(text == expected.text, f"HTTP {prompt!r}: {text!r}")
-
-    async def hang_up(self) -> None:
-        body = {"prompt": "hanging up", "stream": True, "max_tokens": 400, "ignore_eos": True}
-        body |= {"n": self._random.randrange(1, 4)}
-        async with self._http.stream("POST", "/v1/completions", json=body) as reply:
-            if self._served(reply):
-                lines = reply.aiter_lines()
-                for _ in range(self._random.randrange(4)):
-                    await anext(lines, None)
-
-    async def bad_http(self) -> None:
-        wrong: list[tuple[bytes, int]] = [
-            (b"{", 400),
-            (b'{"prompt": 5}', 400),
-            (b'{"prompt": "x", "tempreature": 1}', 400),
-            (b'{"prompt": "x", "model": "other"}', 404),
-            (b"[" * 5000, 400),
-            (b" " * 10_000_000, 413),
-        ]
-        body, status = self._random.choice(wrong)
-        headers = {"Content-Type": "application/json"}
-        reply = await self._http.post("/v1/completions", content=body, headers=headers)
-        self._expect(reply.status_code == status, f"{body[:30]!r}: {reply.status_code}")
-
-    async def look(self) -> None:
-        for path in ("/health", "/metrics", "/v1/models"):
-            reply = await self._http.get(path)
-            self._expect(reply.status_code == 200, f"{path}: {reply.status_code} {reply.text}")
-        await self._client.status()
-
-    def _served(self, reply: httpx.Response) -> bool:
-        self._expect(reply.status_code in (200, 429), f"HTTP {reply.status_code}")
-        return reply.status_code == 200

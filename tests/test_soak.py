@@ -8,7 +8,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ import pytest
 from ipc.sockets import ipc_path
 from ssd_pipe.client import Client
 from ssd_pipe.supervisor import Supervisor
-from tests.http.server import whole_pipeline
+from tests.http.server import Server, whole_pipeline
 from tests.models.tiny import perturbed
 from tests.pipelines import byte_model
-from tests.soak import Snapshot, Soak
+from tests.snapshot import Snapshot
+from tests.soak import Soak
+from tests.soak_questions import EXPIRED
 
 SECONDS = float(os.environ.get("SSD_SOAK_SECONDS", "40"))
 CLIENTS = 12
-DRAFTLESS = 8.0  # seconds of them after the draft was killed
+DRAFTLESS, GATEWAYLESS = 5.0, 2.0  # seconds of them in which the draft, then the gateway is killed
 SETTLE = 30.0  # seconds for the last client's requests to end and connections to close
 GROWTH = 64 << 20  # bytes of memory a process may have gained: caches, arenas
 
@@ -43,6 +46,7 @@ def test_soak(tmp_path: Path) -> None:
         "scheduler.max_batched_tokens": 64,
         "scheduler.max_waiting": 64,
         "cache.block_size": 4,
+        "run.on_failure": "restart",  # so that the gateway comes back; nothing else is to go
     }
     with whole_pipeline(tmp_path, **settings) as (supervisor, server):
         path = ipc_path(supervisor.endpoint)
@@ -59,7 +63,7 @@ def test_soak(tmp_path: Path) -> None:
             asyncio.run(soak.each_once())
             assert soak.wrong == []
             before = steady(snapshot)
-            begun = client.status().counters
+            begun, expired = client.status().counters, soak.done[EXPIRED]
             assert begun["free_blocks"] == begun["total_blocks"]
             assert begun["draft_free_blocks"] == begun["draft_total_blocks"]
             asyncio.run(soak.run(SECONDS, CLIENTS))
@@ -71,36 +75,76 @@ def test_soak(tmp_path: Path) -> None:
             ended = client.status().counters
             for name, bytes_before in before.resident.items():
                 assert after.resident[name] - bytes_before < GROWTH, name
+            # Who was told that time is up, and nobody else, ran out of it.
+            expired = soak.done[EXPIRED] - expired
+            assert ended["frontend_timed_out"] - begun.get("frontend_timed_out", 0) == expired > 0
             lose_the_draft(supervisor, soak, before, snapshot)
             assert client.status().counters["draft_losses"] == 1
+            lose_the_gateway(supervisor, server, soak, before, snapshot)
         assert supervisor.failure == ""
+        assert supervisor.restarts == 0
     for name in (
         "output_tokens",
         "finished_requests",
         "frontend_bad_messages",
         "frontend_rejected",
+        "frontend_timed_out",
     ):
-        print(f"{name} {ended[name] - begun[name]:.0f}")
+        print(f"{name} {ended[name] - begun.get(name, 0):.0f}")
     print(dict(soak.done))
     gained = {n: (after.resident[n] - b) >> 20 for n, b in before.resident.items()}
     print(f"MiB gained: {gained}")
-    assert min(soak.done[name] for name in ("ask", "post", "bad_message", "vanish")) > 0
+    usual = ("ask", "post", "bad_message", "vanish", "late", "post_late")
+    assert min(soak.done[name] for name in usual) > 0
 
 
 def lose_the_draft(
     supervisor: Supervisor, soak: Soak, before: Snapshot, snapshot: Callable[[], Snapshot]
 ) -> None:
     """Killed while clients come and go: the answers stay right, it comes back, nothing is kept."""
-    lost = supervisor.pids["draft"]
-    os.kill(lost, signal.SIGKILL)
     only = ("ask", "ask_alone", "leave", "vanish", "cancel", "post", "bad_message")
-    asyncio.run(soak.run(DRAFTLESS, CLIENTS, only))
+    lose("draft", supervisor, lambda fault: soak.run(DRAFTLESS, CLIENTS, only, fault))
+    settle(soak, lambda: snapshot().difference(before, ("draft",)))
+
+
+def lose_the_gateway(
+    supervisor: Supervisor,
+    server: Server,
+    soak: Soak,
+    before: Snapshot,
+    snapshot: Callable[[], Snapshot],
+) -> None:
+    """Killed while it answers: clients of ZeroMQ notice nothing, those of HTTP are cut off where
+    they are and then served on the same port, and nothing is kept for any of them."""
+    only = ("ask", "leave", "late", "post", "post_stream", "post_late", "hang_up", "bad_http")
+    cut = soak.done["cut off"]
+    lose(
+        "gateway",
+        supervisor,
+        lambda fault: soak.run(GATEWAYLESS, CLIENTS, only, fault, may_cut=True),
+    )
+    # Each may have had a request under way, and another on a connection that it thought open.
+    assert soak.done["cut off"] - cut <= 2 * CLIENTS
+    health = partial(server.ask, "GET", "/health")
+    wait_until(lambda: health().status == 200, lambda: health().body)
+    settle(soak, lambda: snapshot().difference(before, ("draft", "gateway")))
+
+
+def lose(
+    name: str,
+    supervisor: Supervisor,
+    meanwhile: Callable[[Callable[[], None]], Coroutine[None, None, None]],
+) -> None:
+    """Kill a process while clients come and go, until another one is in its place."""
+    lost = supervisor.pids[name]
+    asyncio.run(meanwhile(lambda: os.kill(lost, signal.SIGKILL)))
+    wait_until(
+        lambda: supervisor.pids.get(name, lost) != lost, lambda: f"the {name} has not come back"
+    )
+
+
+def settle(soak: Soak, left: Callable[[], str]) -> None:
     assert soak.wrong == [], "\n".join(soak.wrong)
-    wait_until(lambda: supervisor.pids["draft"] != lost, lambda: "the draft has not come back")
-
-    def left() -> str:
-        return snapshot().difference(before, without="draft")
-
     wait_until(lambda: not left(), left)
 
 
@@ -117,7 +161,7 @@ def steady(snapshot: Callable[[], Snapshot]) -> Snapshot:
     raise AssertionError(f"never at rest: {last}")
 
 
-def wait_until(condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+def wait_until(condition: Callable[[], bool], otherwise: Callable[[], object]) -> None:
     deadline = time.monotonic() + SETTLE
     while not condition():
         assert time.monotonic() < deadline, otherwise()
