@@ -6,10 +6,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
+from ipc.errors import PeerLost
 from ipc.rundir import RunDir
 from ipc.shm_channel import DEFAULT_CAPACITY, ShmChannel
 from ipc.zmq_channel import ZmqChannel
-from ssd_pipe.errors import PeerLost
 
 Transport = Literal["shm", "zmq"]
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import zmq
 from zmq.auth import create_certificates, load_certificate, load_certificates
 from zmq.utils import z85
 
-from ssd_pipe.errors import ResourceError
+from ipc.errors import ResourceError
 
 PUBLIC_SUFFIX, SECRET_SUFFIX = ".key", ".key_secret"
 KEY_CHARACTERS = 40  # of a Z85 key

@@ -9,7 +9,7 @@ import stat
 import time
 from pathlib import Path
 
-from ssd_pipe.errors import ResourceError
+from ipc.errors import ResourceError
 
 _DRAIN = 65536  # bytes, the default capacity of a pipe
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from ssd_pipe.errors import PeerLost, ResourceError, SsdPipeError
+from ipc.errors import PeerLost, ResourceError, SsdPipeError
 
 ANSWER_TIMEOUT = 30.0  # seconds for the other side to do the same step
 _TURN = 0.2  # seconds between looks at whether this process should stop

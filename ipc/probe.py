@@ -22,10 +22,10 @@ from typing import Protocol
 import msgspec
 
 from ipc.channel import Channel
+from ipc.errors import PeerLost, ResourceError, SsdPipeError
 from ipc.rundir import RunDir
 from ipc.shm_channel import ShmChannel
 from ipc.zmq_channel import ZmqChannel
-from ssd_pipe.errors import PeerLost, ResourceError, SsdPipeError
 
 PAYLOADS = (1, 64, 4096, 65536)  # bytes, each with its own random content
 ROUND_TRIPS = 50

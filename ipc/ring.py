@@ -12,8 +12,8 @@ import struct
 import time
 from pathlib import Path
 
+from ipc.errors import PeerLost, ResourceError
 from ipc.segments import Segment
-from ssd_pipe.errors import PeerLost, ResourceError
 
 _MAGIC = 0x3147_4E49_5244_5353  # "SSDRING1", little-endian
 _HEAD, _TAIL = 8, 16  # word indices

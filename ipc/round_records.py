@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ipc.errors import ConfigError
 from ipc.segments import create_or_open_segment, open_segment
-from ssd_pipe.errors import ConfigError
 
 ROUNDS = 128
 """Rounds that the ring holds; a follower may lag by less."""

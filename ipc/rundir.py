@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ipc import janitor, runlock
-from ssd_pipe.errors import ConfigError, ResourceError
+from ipc.errors import ConfigError, ResourceError
 
 SOCKET_PATH_LIMIT = 107  # bytes, sockaddr_un.sun_path without its final NUL
 SOCKET_NAME_ROOM = 28  # bytes kept for "/<name>.sock"

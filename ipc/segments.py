@@ -14,7 +14,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ssd_pipe.errors import ResourceError
+from ipc.errors import ResourceError
 
 if TYPE_CHECKING:  # imported where it is used: rings need no NumPy, and start faster without
     import numpy as np

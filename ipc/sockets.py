@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from ipc import curve
 from ipc.curve import ClientKeys, KeyPair
-from ssd_pipe.errors import ResourceError
+from ipc.errors import ResourceError
 
 DEFAULT_HWM = 4096  # messages
 DEFAULT_MAX_BYTES = 64 << 20

@@ -7,7 +7,7 @@ import time
 import zmq
 
 from ipc import sockets
-from ssd_pipe.errors import PeerLost
+from ipc.errors import PeerLost
 
 
 class ZmqChannel:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ipc.errors import ModelError
 from models.sharding import Span
-from ssd_pipe.errors import ModelError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

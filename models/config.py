@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from ssd_pipe.errors import ModelError
+from ipc.errors import ModelError
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"

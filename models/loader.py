@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from ipc.errors import ModelError
 from models.backends.base import Backend
 from models.checkpoint import SafetensorsSource, WeightSource
 from models.config import ModelConfig
@@ -13,7 +14,6 @@ from models.parallel import TensorParallel
 from models.rotary import rotary_tables
 from models.sharding import Shard, Span, plan_shard
 from models.transformer import Transformer
-from ssd_pipe.errors import ModelError
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ipc.errors import ConfigError
 from models.config import ModelConfig, RopeConfig
-from ssd_pipe.errors import ConfigError
 
 
 def _llama(

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from ipc.errors import ConfigError
 from models.backends import DTYPES, make_backend
 from models.backends.base import AttentionKind, Backend
 from models.checkpoint import RandomSource, SafetensorsSource, WeightSource
@@ -14,7 +15,6 @@ from models.config import ModelConfig
 from models.loader import build_transformer
 from models.parallel import TensorParallel
 from models.transformer import Transformer
-from ssd_pipe.errors import ConfigError
 
 LoadFormat = Literal["safetensors", "dummy"]
 

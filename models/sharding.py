@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ipc.errors import ModelError
 from models.config import ModelConfig
-from ssd_pipe.errors import ModelError
 
 INTERMEDIATE_UNIT = 16
 """Intermediate features are split in multiples of this where it divides them: whole vectors."""

@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ipc import sockets
 from ipc.curve import ZAP_DOMAIN, KeyPair, KnownClients
-from ipc.messages import MAX_ID, ClientMessage, Failure, ServerMessage
+from ipc.messages.client import MAX_ID, ClientMessage, Failure, ServerMessage
 from ssd_pipe.endpoint import MAX_MESSAGE
 from ssd_pipe.errors import RequestError, ResourceError
 

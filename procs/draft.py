@@ -15,13 +15,7 @@ import torch
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import Doorbell
 from ipc.handover import Handover
-from ipc.messages import (
-    ChainReady,
-    DepthReady,
-    DraftNotice,
-    DraftPlan,
-    DraftTimes,
-)
+from ipc.messages.draft import ChainReady, DepthReady, DraftNotice, DraftPlan, DraftTimes
 from ipc.segments import create_or_open_segment
 from models.kv_cache import KVCache
 from models.registry import load_model

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
-from ipc.messages import DepthReady, DraftNotice, DraftPlan, DraftTimes
+from ipc.messages.draft import DepthReady, DraftNotice, DraftPlan, DraftTimes
 from ipc.segments import open_segment
 from procs import channels
 from procs.runtime import Runtime

@@ -22,18 +22,14 @@ import zmq.asyncio
 
 from ipc import sockets
 from ipc.curve import KnownClients
-from ipc.messages import (
+from ipc.messages.client import Ask, Cancel, Chunk, StatusReply, Submit
+from ipc.messages.requests import (
     AbortRequest,
     AddRequest,
-    Ask,
-    Cancel,
-    Chunk,
     FromScheduler,
     Rejected,
     SchedulerStats,
     StatsRequest,
-    StatusReply,
-    Submit,
     TokensOut,
     ToScheduler,
 )

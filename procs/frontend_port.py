@@ -8,7 +8,7 @@ import msgspec
 import zmq
 
 from ipc import sockets
-from ipc.messages import FromScheduler, Rejected, ToScheduler
+from ipc.messages.requests import FromScheduler, Rejected, ToScheduler
 from procs.runtime import Runtime
 from procs.waiting import PEER_POLL, Waiter
 from ssd_pipe.errors import PeerLost, RequestError

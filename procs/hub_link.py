@@ -14,7 +14,7 @@ import msgspec
 import zmq
 
 from ipc import sockets
-from ipc.messages import (
+from ipc.messages.hub import (
     Beat,
     Failed,
     GroupReady,

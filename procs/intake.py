@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from structlog.typing import FilteringBoundLogger
 
-from ipc.messages import Submit
+from ipc.messages.client import Submit
 from ssd_pipe.errors import RequestError
 from ssd_pipe.text.prepare import Prepared, Preparer
 

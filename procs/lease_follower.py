@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from ipc.doorbell import default_spin_us
-from ipc.messages import StepResult
+from ipc.messages.target import StepResult
 from ipc.round_records import FOLLOWED, LATE, Record, RoundRecords
 from procs.draft_port import DRAFT
 from procs.target_port import TargetPort

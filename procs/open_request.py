@@ -6,15 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ipc.messages import (
-    Alternative,
-    Chunk,
-    Logprobs,
-    RequestMetrics,
-    RequestStats,
-    TokenLogprob,
-    TokensOut,
-)
+from ipc.messages.client import Alternative, Chunk, RequestMetrics, TokenLogprob
+from ipc.messages.requests import RequestStats, TokensOut
+from ipc.messages.target import Logprobs
 from ssd_pipe.text.answer import AnswerText, Piece
 
 NS = 1e-9

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import msgspec
 from structlog.typing import FilteringBoundLogger
 
-from ipc.messages import StepResult, TokensOut
+from ipc.messages.requests import TokensOut
+from ipc.messages.target import StepResult
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
 from ssd_pipe.engine.round_times import RoundTimes

@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 from structlog.typing import FilteringBoundLogger
 
-from ipc.messages import Hello, ProcessState, Ready
+from ipc.messages.hub import Hello, ProcessState, Ready
 from procs.peer import Peer
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.restarts import solo_roles

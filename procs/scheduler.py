@@ -14,17 +14,16 @@ import contextlib
 import gc
 import time
 
-from ipc.messages import (
+from ipc.messages.draft import DraftPlan
+from ipc.messages.requests import (
     AbortRequest,
     AddRequest,
-    DraftPlan,
-    RowOutcome,
     SchedulerStats,
     StatsRequest,
-    StepResult,
     TokensOut,
     ToScheduler,
 )
+from ipc.messages.target import RowOutcome, StepResult
 from ipc.round_records import RoundRecords
 from procs import channels
 from procs.draft_port import DraftPort

@@ -14,7 +14,7 @@ import torch
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import Doorbell
 from ipc.handover import Handover
-from ipc.messages import StepPlan, StepResult
+from ipc.messages.target import StepPlan, StepResult
 from models.kv_cache import KVCache
 from models.parallel import TensorParallel
 from models.registry import load_model

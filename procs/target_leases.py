@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ipc.messages import StepPlan, StepResult
+from ipc.messages.target import StepPlan, StepResult
 from ipc.round_records import ABORTED, DRAFTED, FOLLOWED, LATE, ROUNDS, Record, RoundRecords
 from procs.device_link import TargetLink
 from procs.runtime import Runtime

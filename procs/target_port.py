@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
-from ipc.messages import StepPlan, StepResult
+from ipc.messages.target import StepPlan, StepResult
 from procs import channels
 from procs.runtime import Runtime
 from procs.waiting import Waiter

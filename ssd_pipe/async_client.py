@@ -15,7 +15,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from ipc import sockets
-from ipc.messages import (
+from ipc.messages.client import (
     Ask,
     Cancel,
     ChatMessage,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ipc.messages import Cancel, Chunk, RequestMetrics, ServerMessage, TokenLogprob
+from ipc.messages.client import Cancel, Chunk, RequestMetrics, ServerMessage, TokenLogprob
 from ssd_pipe.errors import PeerLost, SsdPipeError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ipc.messages import Chunk, StatusReply
+from ipc.messages.client import Chunk, StatusReply
 from ssd_pipe.async_client import AsyncClient, AsyncStream, Messages, Result
 from ssd_pipe.errors import PeerLost
 from ssd_pipe.params import SamplingParams

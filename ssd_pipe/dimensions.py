@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from ipc.messages import TOKEN_BYTES
+from ipc.messages.target import TOKEN_BYTES
 from ipc.shm_channel import DEFAULT_CAPACITY
 from models.config import ModelConfig
 from ssd_pipe.config import PipelineConfig, branch_budget

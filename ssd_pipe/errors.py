@@ -1,47 +1,26 @@
-"""Errors a user can cause or must be told about, each with the field or resource it names."""
+"""Errors a user can cause or must be told about. They live in ``ipc.errors``, which every package
+may import; here users find them."""
 
 from __future__ import annotations
 
+from ipc.errors import (
+    ConfigError,
+    ModelError,
+    PeerLost,
+    RequestError,
+    ResourceError,
+    SsdPipeError,
+)
 
-class SsdPipeError(Exception):
-    """Base of every error this project raises on purpose; its text is one readable line."""
+__all__ = [
+    "ConfigError",
+    "ModelError",
+    "PeerLost",
+    "RequestError",
+    "ResourceError",
+    "SsdPipeError",
+]
 
-
-class ConfigError(SsdPipeError):
-    """A setting is unknown, out of range, or does not fit another one.
-
-    Attributes:
-        field: dotted name of the setting, as in the TOML file (``speculation.k``).
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-
-
-class ModelError(SsdPipeError):
-    """A model folder cannot be used: missing file, missing weight, unsupported architecture."""
-
-
-class RequestError(SsdPipeError):
-    """A request cannot be served. Never affects another request.
-
-    Attributes:
-        code: HTTP-style class of the error: 400 invalid, 401 key refused, 413 too large,
-            429 queue full, 499 cancelled, 500 a fault of ours, 503 not available, 504 deadline
-            passed.
-        field: the request field at fault, empty if none is.
-    """
-
-    def __init__(self, code: int, message: str, field: str = "") -> None:
-        super().__init__(f"{field}: {message}" if field else message)
-        self.code = code
-        self.field = field
-
-
-class PeerLost(SsdPipeError):
-    """A process this one depends on died, stopped answering, or missed a deadline."""
-
-
-class ResourceError(SsdPipeError):
-    """The machine lacks something: shared memory, a free run directory, a port, memory."""
+# Tracebacks tell the name that users can import.
+for _kind in (ConfigError, ModelError, PeerLost, RequestError, ResourceError, SsdPipeError):
+    _kind.__module__ = __name__

@@ -6,7 +6,8 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from ipc.messages import ProcessState, StatusReply
+from ipc.messages.client import StatusReply
+from ipc.messages.hub import ProcessState
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.group import TURN, Blame, ProcessGroup
 from ssd_pipe.launch import Launcher

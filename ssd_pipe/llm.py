@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ipc.messages import StatusReply
+from ipc.messages.client import StatusReply
 from ssd_pipe.async_client import Messages
 from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.config import FanOut, Mode, PipelineConfig

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from ipc.messages import ChatMessage, Chunk, RequestMetrics
+from ipc.messages.client import ChatMessage, Chunk, RequestMetrics
 from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.params import SamplingParams
 

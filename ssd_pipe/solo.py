@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipc.messages import ProcessState
+from ipc.messages.hub import ProcessState
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.group import ProcessGroup
 from ssd_pipe.launch import Launcher

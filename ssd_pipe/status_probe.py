@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import zmq
 
-from ipc.messages import Ask, ServerMessage, StatusReply
+from ipc.messages.client import Ask, ServerMessage, StatusReply
 
 
 class StatusProbe:

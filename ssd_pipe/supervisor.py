@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ipc.messages import ProcessState
+from ipc.messages.hub import ProcessState
 from ipc.rundir import RunDir
 from ssd_pipe import preflight, ready_file
 from ssd_pipe.config import PipelineConfig

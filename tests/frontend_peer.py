@@ -9,11 +9,11 @@ import msgspec
 import zmq
 
 from ipc import sockets
-from ipc.messages import (
+from ipc.messages.hub import ProcessState
+from ipc.messages.requests import (
     AbortRequest,
     AddRequest,
     FromScheduler,
-    ProcessState,
     SchedulerStats,
     StatsRequest,
     TokensOut,

@@ -14,7 +14,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ipc.messages import Submit
+from ipc.messages.client import Submit
 from ipc.sockets import ipc_path
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.errors import RequestError

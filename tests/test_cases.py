@@ -19,7 +19,7 @@ import pytest
 import zmq
 from safetensors.numpy import load_file, save_file
 
-from ipc.messages import Chunk, ServerMessage, Submit
+from ipc.messages.client import Chunk, ServerMessage, Submit
 from ssd_pipe.client import Client, Result
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams

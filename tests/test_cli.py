@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ipc.messages import Chunk, StatusReply
+from ipc.messages.client import Chunk, StatusReply
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe import __version__
 from ssd_pipe.cli.chat import key_for

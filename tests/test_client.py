@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import zmq
 
-from ipc.messages import ChatMessage
+from ipc.messages.client import ChatMessage
 from ssd_pipe.client import AsyncClient, Client, Result
 from ssd_pipe.endpoint import MAX_MESSAGE, find_endpoint
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ipc.messages import StatusReply
+from ipc.messages.client import StatusReply
 from ipc.rundir import list_runs
 from ssd_pipe.client import Client, Result
 from ssd_pipe.errors import PeerLost, RequestError, SsdPipeError

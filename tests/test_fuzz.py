@@ -17,7 +17,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ipc.messages import Ask, Cancel, Chunk, Failure, Submit
+from ipc.messages.client import Ask, Cancel, Chunk, Failure, Submit
 from ipc.sockets import ipc_path
 from ssd_pipe.client import Client
 from ssd_pipe.errors import RequestError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ipc.messages import ChatMessage, Chunk, RequestMetrics, TokensOut
+from ipc.messages.client import ChatMessage, Chunk, RequestMetrics
+from ipc.messages.requests import TokensOut
 from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.openai_server import OpenAIServer
 from ssd_pipe.params import SamplingParams

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ipc.messages import ProcessState
+from ipc.messages.hub import ProcessState
 from ipc.rundir import RunDir
 from ssd_pipe.config import PipelineConfig, config_from_mapping
 from ssd_pipe.gateway_address import LISTENER_VARIABLE, inherit_or_listen

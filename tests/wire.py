@@ -9,7 +9,7 @@ import msgspec
 import zmq
 from hypothesis import strategies as st
 
-from ipc.messages import (
+from ipc.messages.client import (
     Ask,
     Cancel,
     ChatMessage,

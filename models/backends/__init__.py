@@ -6,9 +6,9 @@ from importlib.util import find_spec
 
 import torch
 
+from ipc.errors import ConfigError
 from models.backends.base import AttentionKind, Backend
 from models.backends.reference import ReferenceBackend
-from ssd_pipe.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.nn import functional
 
+from ipc.errors import ConfigError
 from models.backends.base import AttentionKind
 from models.batch import ForwardBatch
 from models.cuda.attention import paged_attention
@@ -26,7 +27,6 @@ from models.cuda.rotary import rope_and_store
 from models.cuda.skinny import MAX_ROWS, skinny_linear
 from models.cuda.tiles import StaticBatch, Tiles, tile_width, tiles_of
 from models.kv_cache import KVCache
-from ssd_pipe.errors import ConfigError
 
 if TYPE_CHECKING:
     from models.layers import DecoderLayer

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from ipc.errors import ModelError
 from models.batch import ForwardBatch
 from models.native.forward import FusedForward, check_cache, view_of
 from models.native.library import CHeads, CRotary, dense, library, pointer, rows_of
 from models.native.sampling import NativeSampling
 from models.native.weights import Arena, PackedWeight
-from ssd_pipe.errors import ModelError
 
 if TYPE_CHECKING:
     from models.layers import DecoderLayer

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ipc.errors import ConfigError
 from models.batch import ForwardBatch, RowLayout
-from ssd_pipe.errors import ConfigError
 
 WORKSPACE = 128 << 20
 """Bytes that FlashInfer asks to be given for its partial sums."""

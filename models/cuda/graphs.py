@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 import torch
 
+from ipc.errors import ConfigError
+from ipc.messages.sampling import GREEDY_BELOW
 from models.cuda.capture import (
     GraphOptions,
     GraphPool,
@@ -28,8 +30,6 @@ from models.cuda.staging import Field, Staging
 from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
 from models.kv_cache import KVCache
 from models.transformer import Transformer
-from ssd_pipe.errors import ConfigError
-from ssd_pipe.sampling.filters import GREEDY_BELOW
 
 if TYPE_CHECKING:
     from models.backends.cuda import CudaBackend

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ssd_pipe.errors import ResourceError
+from ipc.errors import ResourceError
 
 HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1

@@ -19,11 +19,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ipc.errors import ResourceError, SsdPipeError
 from ipc.lockstep import ANSWER_TIMEOUT, Lockstep
 from ipc.probe import ProbeReport
 from ipc.segments import create_segment, open_segment
 from models.cuda.ipc_memory import DeviceMemory, device_uuid, register_host, unregister_host
-from ssd_pipe.errors import ResourceError, SsdPipeError
 
 PAYLOADS = (8, 4096, 1 << 20)  # bytes, each with its own random content
 ROUND_TRIPS = 50

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from ssd_pipe.errors import ResourceError
+from ipc.errors import ResourceError
 
 HERE = Path(__file__).parent
 # Contraction is off so that a * b + c means the same wherever the compiler inlines it.

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ipc.errors import ModelError
 from models.batch import ForwardBatch
 from models.native.library import CBatch, CHeads, CLayer, CModel, dense, library, pointer
 from models.native.weights import PackedWeight
-from ssd_pipe.errors import ModelError
 
 if TYPE_CHECKING:
     from models.kv_cache import KVCache

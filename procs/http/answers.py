@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ipc.messages import Chunk, RequestMetrics, TokenLogprob
+from ipc.messages.client import Chunk, RequestMetrics, TokenLogprob
 from procs.http.parse import Prompt, nth_seed
 from procs.http.request_metrics import RequestHistograms
 from ssd_pipe.async_client import AsyncClient

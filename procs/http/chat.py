@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ipc.messages import TokenLogprob
+from ipc.messages.client import TokenLogprob
 from procs.http.answers import Answers, Item
 from procs.http.logprobs import chat_logprobs
 from procs.http.responses import (

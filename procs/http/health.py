@@ -6,7 +6,8 @@ import asyncio
 
 import msgspec
 
-from ipc.messages import ProcessState, StatusReply
+from ipc.messages.client import StatusReply
+from ipc.messages.hub import ProcessState
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.config import RunSection
 from ssd_pipe.errors import SsdPipeError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from ipc.messages import TokenLogprob
+from ipc.messages.client import TokenLogprob
 from procs.http.responses import (
     ChatLogprobs,
     ChatTokenLogprob,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ipc.messages import StatusReply
+from ipc.messages.client import StatusReply
 from procs.http.request_metrics import ENGINE, LABELS, RequestHistograms
 
 Values = dict[str, float]

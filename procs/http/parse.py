@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ipc.messages import ChatMessage
+from ipc.messages.client import ChatMessage
 from procs.http.errors import ApiError
 from procs.http.schemas import (
     NEUTRAL,

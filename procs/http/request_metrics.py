@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ipc.messages import RequestMetrics
+from ipc.messages.client import RequestMetrics
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"  # vLLM numbers its engines; a pipeline is one

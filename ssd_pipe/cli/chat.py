@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from ipc.curve import is_exposed
-from ipc.messages import ChatMessage
+from ipc.messages.client import ChatMessage
 from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.line_input import read_message
 from ssd_pipe.cli.options import sampling_options

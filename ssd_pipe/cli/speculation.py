@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ipc.messages import Chunk
+from ipc.messages.client import Chunk
 
 ACCEPTED, RECOVERY, BONUS = "\x1b[32m", "\x1b[33m", "\x1b[36m"  # green, yellow, cyan
 RESET = "\x1b[0m"

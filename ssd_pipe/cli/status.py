@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ssd_pipe.cli.connect import Place, place_options
 
 if TYPE_CHECKING:
-    from ipc.messages import StatusReply
+    from ipc.messages.client import StatusReply
 
 _HISTOGRAM = re.compile(r"_at_\d+$")
 

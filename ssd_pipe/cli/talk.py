@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 
 import typer
 
-from ipc.messages import ChatMessage, Chunk, RequestMetrics
+from ipc.messages.client import ChatMessage, Chunk, RequestMetrics
 from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.options import sampling_options
 from ssd_pipe.cli.statuses import INTERRUPTED_STATUS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ipc.messages import DraftLease, DraftPlan, DraftRow
+from ipc.messages.draft import DraftLease, DraftPlan, DraftRow
 from ipc.round_records import DRAFTED, Record, RoundRecords
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.hashing import extend_all

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from ipc.messages import ChainReady, DraftPlan, DraftRow
+from ipc.messages.draft import ChainReady, DraftPlan, DraftRow
+from ipc.messages.sampling import NoiseKey
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
@@ -40,7 +41,6 @@ from ssd_pipe.engine import fanout
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
 from ssd_pipe.engine.partition import Share, part_entries
 from ssd_pipe.engine.speculation_cache import SpeculationCache
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.grammar import Grammars

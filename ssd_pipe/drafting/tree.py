@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ipc.messages import DraftRow
+from ipc.messages.draft import DraftRow
 from models.batch import ForwardBatch
 from ssd_pipe.drafting.trunk import Trunk
 from ssd_pipe.engine.partition import Share

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.engine.blocks import BlockTable
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling.processors import SequenceRules
 
 

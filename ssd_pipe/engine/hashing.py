@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ssd_pipe.params import NoiseKey
+from ipc.messages.sampling import NoiseKey
 
 MASK = 2**64 - 1
 DIGEST_BYTES = 16

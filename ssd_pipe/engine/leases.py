@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ipc.messages import DraftLease, Lease, RowLease, RowOutcome
+from ipc.messages.draft import DraftLease
+from ipc.messages.target import Lease, RowLease, RowOutcome
 from ipc.round_records import MAX_STOPS, Record
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.request import Request

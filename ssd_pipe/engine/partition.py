@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ipc.messages import DraftPlan
+from ipc.messages.draft import DraftPlan
 
 T = TypeVar("T")
 

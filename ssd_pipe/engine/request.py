@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from ipc.messages import AddRequest, RequestStats
+from ipc.messages.requests import AddRequest, RequestStats
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.engine.blocks import BlockTable
 from ssd_pipe.engine.hashing import extend_all
-from ssd_pipe.params import NoiseKey
 
 
 class Status(enum.Enum):

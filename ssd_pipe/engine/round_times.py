@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ipc.messages import StepResult
+from ipc.messages.target import StepResult
 
 OVERHEAD_BIN = 100e-6  # seconds
 OVERHEAD_BINS = 40

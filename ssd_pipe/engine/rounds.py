@@ -14,14 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from ipc.messages import (
-    TOKEN_BYTES,
-    ChainReady,
-    DraftLease,
-    DraftPlan,
-    DraftRow,
-    DraftStart,
-)
+from ipc.messages.draft import ChainReady, DraftLease, DraftPlan, DraftRow, DraftStart
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import TOKEN_BYTES
 from ipc.round_records import WAIT_BRANCHES, Record
 from ssd_pipe.config import Mode, SpeculationSection, branch_budget
 from ssd_pipe.engine import hashing
@@ -33,7 +28,6 @@ from ssd_pipe.engine.partition import numbered, owner
 from ssd_pipe.engine.partitioned_cache import PartitionedCache
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.scheduler import Emission, Row, Step
-from ssd_pipe.params import NoiseKey
 
 PROBE_EVERY = 8
 """Of the misses for which drafting seems too slow, the share that try it all the same."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ipc.messages import TOKEN_BYTES, Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
+from ipc.messages.target import TOKEN_BYTES, Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
 from ssd_pipe.engine.hashing import extend_all
 from ssd_pipe.engine.request import Request, Status

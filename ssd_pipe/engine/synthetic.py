@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from ipc.messages import RowOutcome
+from ipc.messages.target import RowOutcome
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.acceptance_trace import FIELD, TraceReplay, read_trace
 from ssd_pipe.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ipc.messages import StatusReply
+from ipc.messages.client import StatusReply
 
 STAGES = (
     ("forward pass", "forward_seconds"),

@@ -7,7 +7,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ipc.messages import ProcessState, StatusReply
+from ipc.messages.client import StatusReply
+from ipc.messages.hub import ProcessState
 from ssd_pipe.live.figures import STAGES, Figures, Look, between, kv_usage, since_start
 
 SILENT = 3.0  # seconds without a heartbeat that are worth a colour

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ssd_pipe.params import NoiseKey
+from ipc.messages.sampling import GREEDY_BELOW, NoiseKey
 from ssd_pipe.sampling.noise import keys_to_tensor, row_keys
-
-GREEDY_BELOW = 1e-5
-"""Temperatures below this are greedy: float32 could not hold logits divided by them."""
 
 _NUCLEUS_GUESS = 256  # tokens ranked first for top-p; enough unless the row is flat
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ipc.messages import Logprobs
+from ipc.messages.target import Logprobs
 
 
 def token_logprobs(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ssd_pipe.params import Processors
+from ipc.messages.sampling import Processors
 from ssd_pipe.sampling.grammar import Grammars, GrammarState
 
 NEG_INF = float("-inf")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ssd_pipe.params import NoiseKey
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.sampling.filters import RowSampling, filtered_logits
 from ssd_pipe.sampling.noise import (
     ACCEPT,

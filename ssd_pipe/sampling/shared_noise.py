@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ipc.messages.sampling import NoiseKey
 from models.backends.base import SamplingKernels
 from models.transformer import Transformer
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling.filters import RowSampling, filtered_logits
 from ssd_pipe.sampling.noise import SHARED, gumbel_argmax
 

@@ -6,9 +6,10 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ipc.messages import MAX_ID, Submit
+from ipc.messages.client import MAX_ID, Submit
+from ipc.messages.sampling import NoiseKey, Processors
 from ssd_pipe.errors import RequestError
-from ssd_pipe.params import MAX_SEED, NoiseKey, Processors, SamplingParams, derived_seed
+from ssd_pipe.params import MAX_SEED, SamplingParams, derived_seed
 from ssd_pipe.text.response_format import grammar_of
 from ssd_pipe.text.tokenizer import Tokenizer
 

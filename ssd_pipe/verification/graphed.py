@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ipc.messages import Lease
-from ipc.messages import StepRow as PlanRow
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import Lease
+from ipc.messages.target import StepRow as PlanRow
 from models.cuda.capture import GraphOptions
 from models.cuda.graphs import GraphRunner, StepGraph, StepOutput, StepRow
 from models.cuda.staging import Readback
 from models.kv_cache import KVCache
 from models.transformer import Transformer
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.verification.leased import LeasedRounds
 
 Row = tuple[Sequence[int], NoiseKey, PlanRow]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ipc.messages import Lease
+from ipc.messages.target import Lease
 from ipc.round_records import ROUNDS
 from models.cuda import rounds
 from models.cuda.graphs import StepGraph

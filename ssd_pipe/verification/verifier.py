@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ipc.messages import Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
 from ssd_pipe.config import Rule
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import rejection, shared_noise
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.sampling.logprobs import token_logprobs

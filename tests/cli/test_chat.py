@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ipc.messages import ChatMessage, Chunk, TokensOut
+from ipc.messages.client import ChatMessage, Chunk
+from ipc.messages.requests import TokensOut
 from ssd_pipe.cli.speculation import ACCEPTED, BONUS, RECOVERY, RESET, coloured
 from ssd_pipe.params import SamplingParams
 from tests.cli.conftest import Running

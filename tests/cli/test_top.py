@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ipc.messages import StatusReply
+from ipc.messages.client import StatusReply
 from ssd_pipe.live.figures import Look, between, kv_usage, since_start
 from tests.cli.conftest import Running
 from tests.cli.terminal import plain, terminal

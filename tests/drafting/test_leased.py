@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ipc import round_records as rr
-from ipc.messages import DraftLease, DraftPlan, DraftRow
+from ipc.messages.draft import DraftLease, DraftPlan, DraftRow
 from ipc.round_records import RoundRecords
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.drafting.leased import RecordPlans

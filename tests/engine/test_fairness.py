@@ -7,11 +7,12 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipc.messages import AddRequest, RowOutcome
+from ipc.messages.requests import AddRequest
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import RowOutcome
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.scheduler import Scheduler, Step
-from ssd_pipe.params import NoiseKey
 
 BLOCK, MAX_LEN = 4, 200
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.engine.hashing import (
     DIGEST_BYTES,
     ROOT_DIGEST,
@@ -12,7 +13,6 @@ from ssd_pipe.engine.hashing import (
     extend_all,
     initial,
 )
-from ssd_pipe.params import NoiseKey
 
 tokens = st.lists(st.integers(0, 200_000), max_size=40)
 hashes = st.integers(0, 2**64 - 1)

@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipc import round_records as rr
-from ipc.messages import AddRequest, DraftLease, RowOutcome
+from ipc.messages.draft import DraftLease
+from ipc.messages.requests import AddRequest
+from ipc.messages.sampling import NoiseKey, Processors
+from ipc.messages.target import RowOutcome
 from ipc.round_records import RoundRecords
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
@@ -24,7 +27,6 @@ from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import Emission, Scheduler
-from ssd_pipe.params import NoiseKey, Processors
 
 K, BLOCK, SLOTS, MAX_LEN, VOCAB = 3, 4, 3, 60, 9
 SPEC = SpeculationSection(k=K, backup="none", adaptive=False)

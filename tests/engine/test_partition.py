@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipc.messages import DraftPlan, DraftRow
+from ipc.messages.draft import DraftPlan, DraftRow
 from ssd_pipe.engine.partition import (
     Share,
     maker,

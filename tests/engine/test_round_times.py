@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipc.messages import StepResult
+from ipc.messages.target import StepResult
 from ssd_pipe.engine.round_times import RoundTimes
 
 

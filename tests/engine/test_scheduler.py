@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipc.messages import AddRequest, RowOutcome
+from ipc.messages.requests import AddRequest
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import RowOutcome
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request, Status
 from ssd_pipe.engine.scheduler import Scheduler, Step
 from ssd_pipe.errors import RequestError
-from ssd_pipe.params import NoiseKey
 
 K, BLOCK, BUDGET, SLOTS, MAX_LEN = 3, 4, 24, 4, 60
 

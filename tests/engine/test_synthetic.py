@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ipc.messages import RowOutcome
+from ipc.messages.target import RowOutcome
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
 from ssd_pipe.errors import ConfigError
 

@@ -16,11 +16,11 @@ if not torch.cuda.is_available():
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
+from ipc.messages.sampling import NoiseKey
 from models.backends.cuda import CudaBackend
 from models.cuda.graphs import GraphRunner, StepRow
 from models.registry import load_model
 from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
-from ssd_pipe.params import NoiseKey
 from tests.models.tiny import make_tiny, perturbed, random_tokens
 from tests.rounds.local_pipeline import LocalPipeline
 from tests.sampling.reference import P_VALUE, chi_square, kept_tokens, target_probs

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from ipc import sockets
-from ipc.messages import Chunk, ClientMessage, Submit
+from ipc.messages.client import Chunk, ClientMessage, Submit
 from ipc.rundir import RunDir
 from procs import gateway
 from procs.liveness import StopFlag

@@ -14,7 +14,7 @@ import openai
 import psutil
 import pytest
 
-from ipc.messages import AddRequest, Rejected, TokensOut
+from ipc.messages.requests import AddRequest, Rejected, TokensOut
 from procs.http import health
 from tests.frontend_peer import HANG, Echo, Pipeline, pipeline
 from tests.http.server import Server, gateway_before, wait_for, whole_pipeline

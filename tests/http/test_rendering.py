@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from ipc.messages import Alternative, Chunk, RequestMetrics, TokenLogprob
+from ipc.messages.client import Alternative, Chunk, RequestMetrics, TokenLogprob
 from tests.http.server import PlayedFrontend, Server, gateway_before
 
 FACE = "🙂".encode()

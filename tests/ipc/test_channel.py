@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ipc.channel import Transport, TypedReceiver, TypedSender
-from ipc.messages import DepthReady, DraftNotice, RowOutcome, StepPlan, StepResult, StepRow
+from ipc.messages.draft import DepthReady, DraftNotice
+from ipc.messages.target import RowOutcome, StepPlan, StepResult, StepRow
 from ipc.rundir import RunDir
 from ipc.shm_channel import ShmChannel
 from ipc.zmq_channel import ZmqChannel

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ipc.messages import SeqStart, StepPlan, StepRow
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import SeqStart, StepPlan, StepRow
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.parallel import TensorParallel
 from models.registry import load_model
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.verification.graphed import GraphedSteps
 from ssd_pipe.verification.verifier import Verifier
 from tests.models.interpreter import accept_scalars_of_numpy_2_4

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ipc import round_records as rr
-from ipc.messages import Lease, RowLease
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import Lease, RowLease
 from models.cuda import rounds
 from ssd_pipe.config import config_from_mapping
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.verification.leased import LeasedRounds
 from tests.models.leased_kernel_cases import *  # noqa: F403
 from tests.models.leased_kernel_cases import Bench

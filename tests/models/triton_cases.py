@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from ipc.messages.sampling import NoiseKey
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.backends.reference import ReferenceBackend
 from models.batch import ForwardBatch
@@ -23,7 +24,6 @@ from models.parallel import TensorParallel
 from models.registry import load_model
 from models.sequence_batch import build_batch
 from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import noise, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
 from tests.models import graph_ranks

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from ipc.messages import Chunk
+from ipc.messages.client import Chunk
 from procs.client_port import MAX_TEXT, ClientPort
 from ssd_pipe.errors import RequestError
 from tests.wire import Stranger, encode

@@ -4,24 +4,22 @@ import msgspec
 import pytest
 import zmq
 
-from ipc.messages import (
-    AbortRequest,
+from ipc.messages.client import (
     Ask,
     Cancel,
     ChatMessage,
     Chunk,
     Failure,
-    Logprobs,
-    Rejected,
-    RequestStats,
     ServerMessage,
     StatusReply,
     Submit,
-    TokensOut,
 )
+from ipc.messages.requests import AbortRequest, Rejected, RequestStats, TokensOut
+from ipc.messages.sampling import NoiseKey, Processors
+from ipc.messages.target import Logprobs
 from procs.frontend import FAREWELL, STATS_WAIT
 from ssd_pipe.endpoint import MAX_MESSAGE
-from ssd_pipe.params import NoiseKey, Processors, SamplingParams, derived_seed
+from ssd_pipe.params import SamplingParams, derived_seed
 from tests.frontend_peer import MAX_LEN, TIMEOUT_MS, Pipeline, pipeline
 from tests.text.vocabularies import byte_level
 

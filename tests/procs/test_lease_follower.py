@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ipc import round_records as rr
-from ipc.messages import StepResult
+from ipc.messages.target import StepResult
 from procs import lease_follower
 from procs.draft_port import DRAFT
 from procs.lease_follower import LeaseFollower, can_lease

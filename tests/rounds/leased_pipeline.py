@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from ipc.messages import ChainReady, DraftPlan
+from ipc.messages.draft import ChainReady, DraftPlan
 from ipc.round_records import RoundRecords
 from models.cuda.rounds import RoundTables, TreePublisher, table_words
 from ssd_pipe.config import PipelineConfig, branch_budget

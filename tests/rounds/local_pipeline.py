@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ipc.messages import AddRequest, ChainReady, DraftPlan, Logprobs
+from ipc.messages.draft import ChainReady, DraftPlan
+from ipc.messages.requests import AddRequest
+from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import Logprobs
 from models.backends.base import Backend
 from models.registry import load_model
 from models.transformer import Transformer
@@ -27,7 +30,6 @@ from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import Scheduler, Step
 from ssd_pipe.engine.speculation_cache import SpeculationCache
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
 

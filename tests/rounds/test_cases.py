@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from ipc.messages import StepPlan
-from ssd_pipe.params import NoiseKey, Processors
+from ipc.messages.sampling import NoiseKey, Processors
+from ipc.messages.target import StepPlan
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.noise import SHARED, gumbel_argmax, round_stream
 from tests.rounds.local_pipeline import LocalHandover, LocalPipeline

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_pipe.params import NoiseKey
+from ipc.messages.sampling import NoiseKey
 from tests.rounds.local_pipeline import LocalPipeline
 from tests.rounds.test_rounds import KEYS, TOKENS, expected, prompts, settings
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from ipc.messages.sampling import NoiseKey, Processors
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
-from ssd_pipe.params import NoiseKey, Processors
 from ssd_pipe.sampling.shared_noise import judge
 from tests.rounds.local_pipeline import LocalPipeline
 from tests.rounds.test_rounds import prompts, settings

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from ipc.messages.sampling import NoiseKey
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from ssd_pipe.config import PipelineConfig, config_from_mapping
 from ssd_pipe.engine.effort import OFF, Effort, neighbours
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling.shared_noise import judge
 from tests.rounds.local_pipeline import LocalPipeline
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import torch
 
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.config import DraftSection, PipelineConfig
 from ssd_pipe.engine.partition import owner
-from ssd_pipe.params import NoiseKey
 from tests.rounds.local_pipeline import LocalPipeline
 from tests.rounds.test_rounds import KEYS, expected, prompts, settings
 

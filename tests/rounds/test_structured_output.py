@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from ipc.messages.sampling import NoiseKey, Processors
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from ssd_pipe.drafting import speculator
 from ssd_pipe.engine.scheduler import FAILED
-from ssd_pipe.params import NoiseKey, Processors
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.sampling.shared_noise import judge
 from ssd_pipe.text.response_format import grammar_of

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from ssd_pipe.params import NoiseKey
+from ipc.messages.sampling import NoiseKey
 
 P_VALUE = 1e-4
 

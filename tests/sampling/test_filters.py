@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd_pipe.params import NoiseKey
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.sampling.filters import RowSampling, filtered_logits
 from tests.sampling.reference import kept_tokens
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssd_pipe.params import NoiseKey, Processors
+from ipc.messages.sampling import NoiseKey, Processors
 from ssd_pipe.sampling import draft_choice, rejection, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.logprobs import token_logprobs

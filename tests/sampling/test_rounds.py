@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.config import Rule
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice, rejection, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
 from tests.sampling.reference import P_VALUE, chi_square, target_probs

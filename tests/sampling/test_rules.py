@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from ipc.messages.sampling import NoiseKey
 from models.backends.base import SamplingKernels
 from models.backends.native import NativeBackend
 from models.native import NativeUnavailable
 from ssd_pipe.errors import ConfigError
-from ssd_pipe.params import NoiseKey
 from ssd_pipe.sampling import draft_choice, noise, rejection, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
 from tests.sampling.reference import P_VALUE, chi_square, target_probs

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ipc.messages import Submit
+from ipc.messages.client import Submit
+from ipc.messages.sampling import NoiseKey
 from ssd_pipe.errors import RequestError
-from ssd_pipe.params import NoiseKey, SamplingParams
+from ssd_pipe.params import SamplingParams
 from ssd_pipe.text.prepare import Preparer
 from tests.text.vocabularies import byte_level
 

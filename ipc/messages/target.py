@@ -1,0 +1,126 @@
+"""Between scheduler and target, once a step or once a lease."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ipc.messages.sampling import NoiseKey
+
+TOKEN_BYTES = 5  # of a token id in MessagePack, at most
+
+# ---------------------------------------------------------------- scheduler -> target
+
+
+class SeqStart(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence takes ``slot``; its block table there starts empty.
+
+    ``tokens``: those whose K/V the prefix cache had, where ``key.processors`` look at tokens; no
+    row brings them. ``logprobs``: as in AddRequest.
+    """
+
+    rid: int
+    slot: int
+    key: NoiseKey
+    tokens: list[int] = []
+    logprobs: int = -1
+
+
+class StepRow(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence's part of a target step.
+
+    ``tokens`` are fed at positions start.. ; the last ``chain`` of them are proposals under
+    verification. ``sample`` is False for a prompt chunk that is not the last. ``blocks`` are
+    appended to the slot's block table first. ``handover`` > 0 numbers the draft distributions
+    that judge the chain (rejection rule); 0 means the chain is deterministic (a point mass).
+    """
+
+    slot: int
+    start: int
+    tokens: list[int]
+    chain: int
+    sample: bool
+    blocks: list[int]
+    handover: int = 0
+
+
+class RowLease(msgspec.Struct, frozen=True, array_like=True):
+    """What the GPU needs to follow one row by itself.
+
+    ``prefix_hash`` covers every committed token, ``left`` output tokens are still allowed, and any
+    of ``stop_ids`` ends the row. ``draws``: replayed outcomes, accepted * 2 + hit, one a round.
+    """
+
+    prefix_hash: int
+    left: int
+    stop_ids: list[int] = []
+    draws: list[int] = []
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """Leave to run ``rounds`` rounds, numbered from ``first``, without the scheduler.
+
+    The plan's rows are the leased ones. ``waits``: bit d says that a cached chain of d tokens waits
+    for its next one. ``patience_us``: the longest that any row waits for its cached chain, and for
+    a backup.
+    """
+
+    first: int
+    rounds: int
+    waits: int
+    patience_us: int
+    backup_patience_us: int
+    rows: list[RowLease]
+
+
+class StepPlan(msgspec.Struct, frozen=True, tag="plan", array_like=True):
+    """One target step, or a lease's first; ``drop`` frees slots before ``begin`` fills them.
+
+    ``alone``: the draft does nothing meanwhile, so the target may have its cores.
+    """
+
+    step: int
+    rows: list[StepRow]
+    begin: list[SeqStart] = []
+    drop: list[int] = []
+    lease: Lease | None = None
+    alone: bool = False
+
+
+# ---------------------------------------------------------------- target -> scheduler
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability and rank of a chosen token, and the most likely tokens with theirs."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """Outcome (k, t*) of one sampled row, in the order of the plan's sampled rows.
+
+    ``logprobs``, where asked for, are those of the k accepted tokens and of t*. ``failure``, if not
+    empty, says why the row's request cannot go on; nothing was chosen then.
+    """
+
+    accepted: int
+    token: int
+    logprobs: list[Logprobs] = []
+    failure: str = ""
+
+
+class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
+    """What a target step gave. Times are CLOCK_MONOTONIC ns: received, forward done, sampled.
+
+    At the end of a lease ``rounds`` is how many of its rounds ran; their outcomes are in the
+    records.
+    """
+
+    step: int
+    outcomes: list[RowOutcome]
+    started_ns: int
+    forward_ns: int
+    finished_ns: int
+    rounds: int = 0
