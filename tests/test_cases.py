@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ssd_pipe.params import SamplingParams
 from tests.models.tiny import perturbed
 from tests.pipelines import byte_model, command
 from tests.test_pipeline import Pipeline, encode, pipeline
+from tests.waiting import wait_for
 
 MODES = ("ar", "sd", "ssd")
 K = 5
@@ -203,13 +204,6 @@ def settled(client: Client) -> dict[str, float]:
 
     wait_for(free)
     return client.status().counters
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = WAIT) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def test_draft_blocks_are_told(runs: dict[str, Pipeline]) -> None:

@@ -21,7 +21,8 @@ from ssd_pipe.client import Client, Result
 from ssd_pipe.errors import PeerLost, RequestError, SsdPipeError
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.supervisor import GroupState, Supervisor
-from tests.http.server import Reply, Server, wait_for, whole_pipeline
+from tests.http.server import Reply, Server, whole_pipeline
+from tests.waiting import wait_for
 
 START = 120.0  # seconds; several test runs may share two cores
 TOKENS = 300

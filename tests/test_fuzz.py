@@ -23,7 +23,8 @@ from ssd_pipe.client import Client
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams
 from tests import wire
-from tests.http.server import Server, wait_for, whole_pipeline
+from tests.http.server import Server, whole_pipeline
+from tests.waiting import wait_for
 from tests.wire import Stranger, encode, ends
 
 MAX_BODY = 64 * 1024

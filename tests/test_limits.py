@@ -10,10 +10,10 @@ import pytest
 from ssd_pipe.client import Client, Stream
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams
-from tests.http.server import wait_for
 from tests.models.tiny import perturbed
 from tests.pipelines import byte_model
 from tests.test_pipeline import encode, pipeline
+from tests.waiting import wait_for
 
 MODES = ["ar", "sd", "ssd"]
 LIMIT, K = 200, 5  # of the pipelines that ``pipeline`` starts

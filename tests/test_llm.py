@@ -14,6 +14,7 @@ from ssd_pipe.errors import ConfigError, ModelError, PeerLost, RequestError
 from ssd_pipe.hub import TARGET_NAME, resolve
 from ssd_pipe.owned_process import OwnedProcess, to_toml, up_command
 from tests.pipelines import byte_model
+from tests.waiting import wait_for
 
 WAIT = 20.0
 RESTART = 120.0  # seconds a group may take to come back
@@ -106,10 +107,7 @@ def test_a_pipeline_is_restarted_and_goes_on(tmp_path):
         before = own.generate("x", max_tokens=4, ignore_eos=True)
         victim = target_pid(own)
         os.kill(victim, signal.SIGKILL)
-        deadline = time.monotonic() + RESTART
-        while target_pid(own) in (0, victim):
-            assert time.monotonic() < deadline, "it did not come back"
-            time.sleep(0.05)
+        wait_for(lambda: target_pid(own) not in (0, victim), RESTART)
         after = own.generate("x", max_tokens=4, ignore_eos=True)
         assert [r.token_ids for r in after] == [r.token_ids for r in before]
         [folder] = tmp_path.glob("*/supervisor.jsonl")

@@ -21,9 +21,9 @@ from ssd_pipe.config_load import load
 from ssd_pipe.errors import ConfigError, RequestError, ResourceError
 from ssd_pipe.gateway_address import usable_endpoint
 from tests.frontend_peer import Echo, pipeline
-from tests.http.server import wait_for
 from tests.pipelines import byte_model, command
 from tests.test_pipeline import pipeline as started
+from tests.waiting import wait_for
 
 WAIT = 10.0
 ROOT = Path(__file__).parent.parent

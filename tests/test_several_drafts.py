@@ -18,10 +18,10 @@ from ssd_pipe.footprint import MIB, shared_bytes
 from ssd_pipe.members import process_name, process_names
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.threads import process_cores, thread_count, worker_cores
-from tests.ipc.waiting import eventually
 from tests.models.tiny import perturbed
 from tests.pipelines import byte_model
 from tests.test_pipeline import PROMPTS, TOKENS, encode, pipeline
+from tests.waiting import wait_for
 
 TWO = ("--tp", "2", "--draft-workers", "2", "--fan-out", "3")
 START = 120.0  # seconds; several test runs may share two cores
@@ -106,7 +106,7 @@ def test_without_one_of_its_workers_the_draft_is_left_out_until_it_is_back(
         assert sum(len(chunk.token_ids) for chunk in stream) == 189
         assert run.client.status().degraded.startswith("draft-1: ")
         assert run.generate(PROMPTS[1]) == alone["greedy"][1]
-        assert eventually(lambda: not run.client.status().degraded, START)
+        wait_for(lambda: not run.client.status().degraded, START)
         before = run.client.status().counters
         assert [run.generate(prompt) for prompt in PROMPTS] == alone["greedy"]
         after = run.client.status().counters

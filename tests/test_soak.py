@@ -24,6 +24,7 @@ from tests.pipelines import byte_model
 from tests.snapshot import Snapshot
 from tests.soak import Soak
 from tests.soak_questions import EXPIRED
+from tests.waiting import wait_for
 
 SECONDS = float(os.environ.get("SSD_SOAK_SECONDS", "40"))
 CLIENTS = 12
@@ -68,8 +69,10 @@ def test_soak(tmp_path: Path) -> None:
             assert begun["draft_free_blocks"] == begun["draft_total_blocks"]
             asyncio.run(soak.run(SECONDS, CLIENTS))
             assert soak.wrong == [], "\n".join([f"seed {seed}", *soak.wrong])
-            wait_until(
-                lambda: not snapshot().difference(before), lambda: snapshot().difference(before)
+            wait_for(
+                lambda: not snapshot().difference(before),
+                SETTLE,
+                lambda: snapshot().difference(before),
             )
             after = snapshot()
             ended = client.status().counters
@@ -126,7 +129,7 @@ def lose_the_gateway(
     # Each may have had a request under way, and another on a connection that it thought open.
     assert soak.done["cut off"] - cut <= 2 * CLIENTS
     health = partial(server.ask, "GET", "/health")
-    wait_until(lambda: health().status == 200, lambda: health().body)
+    wait_for(lambda: health().status == 200, SETTLE, lambda: health().body)
     settle(soak, lambda: snapshot().difference(before, ("draft", "gateway")))
 
 
@@ -138,14 +141,16 @@ def lose(
     """Kill a process while clients come and go, until another one is in its place."""
     lost = supervisor.pids[name]
     asyncio.run(meanwhile(lambda: os.kill(lost, signal.SIGKILL)))
-    wait_until(
-        lambda: supervisor.pids.get(name, lost) != lost, lambda: f"the {name} has not come back"
+    wait_for(
+        lambda: supervisor.pids.get(name, lost) != lost,
+        SETTLE,
+        lambda: f"the {name} has not come back",
     )
 
 
 def settle(soak: Soak, left: Callable[[], str]) -> None:
     assert soak.wrong == [], "\n".join(soak.wrong)
-    wait_until(lambda: not left(), left)
+    wait_for(lambda: not left(), SETTLE, left)
 
 
 def steady(snapshot: Callable[[], Snapshot]) -> Snapshot:
@@ -159,10 +164,3 @@ def steady(snapshot: Callable[[], Snapshot]) -> Snapshot:
             return taken
         last = taken
     raise AssertionError(f"never at rest: {last}")
-
-
-def wait_until(condition: Callable[[], bool], otherwise: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SETTLE
-    while not condition():
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.1)

@@ -8,8 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.supervisor import GroupState, Supervisor
 from tests.pipelines import byte_model, command
 from tests.test_supervisor import Lines
+from tests.waiting import wait_for
 
 START_TIMEOUT = 120.0  # seconds; several test runs may share two cores
 PROCESSES = ("scheduler", "target-0", "draft", "frontend")
@@ -87,13 +87,6 @@ def up(settings: dict[str, Any], tmp_path: Path) -> Iterator[Up]:
         started.process.send_signal(signal.SIGCONT)
         started.process.kill()
         started.process.wait()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 def all_gone(pids: list[int]) -> bool:

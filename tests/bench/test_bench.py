@@ -15,8 +15,8 @@ import pytest
 from bench.__main__ import main
 from bench.reference import Reference, cache_file
 from ipc.rundir import list_runs
-from tests.ipc.waiting import eventually
 from tests.pipelines import byte_model
+from tests.waiting import wait_for
 
 TIMEOUT = 170
 
@@ -150,7 +150,7 @@ def test_term_ends_every_engine(
                 files = logs.glob("*/scheduler.jsonl")
                 return any(b'"finish"' in file.read_bytes() for file in files)
 
-            assert eventually(lambda: answered() or process.poll() is not None, 90)
+            wait_for(lambda: answered() or process.poll() is not None, 90)
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)
         finally:

@@ -23,7 +23,7 @@ from bench.gpu_table.run import Content, measure, opened
 from bench.results import write
 from ssd_pipe.errors import ConfigError, ResourceError
 from tests.bench.gpu_table_data import outcomes
-from tests.ipc.waiting import eventually
+from tests.waiting import wait_for
 
 GOOD = """
 import json, sys
@@ -77,7 +77,7 @@ def test_a_part_that_fails_or_hangs_leaves_the_others_their_rows(tmp_path: Path)
         "broken: takes about 30 s",
         f"broken: FAILED, {found['broken'].failure}, after {found['broken'].seconds:.0f} s",
     ]
-    assert eventually(lambda: not _alive(_child(tmp_path)), 10)
+    wait_for(lambda: not _alive(_child(tmp_path)), 10)
     rows = [Row(p.name, p.name, p.name, value, Goal(">", 6)) for p in parts]
     states = [line.state for line in judge(rows, found, left_out)]
     assert states == ["failed", "failed", "failed", "not run", "met"]
@@ -142,12 +142,12 @@ def test_an_interrupt_ends_the_part_as_well(tmp_path: Path) -> None:
         text=True,
     )
     out = tmp_path / "logs" / "hanging.out"
-    assert eventually(lambda: out.exists() and bool(out.read_text().strip()), 60)
+    wait_for(lambda: out.exists() and bool(out.read_text().strip()), 60)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in said
-    assert eventually(lambda: not _alive(_child(tmp_path)), 10)
+    wait_for(lambda: not _alive(_child(tmp_path)), 10)
 
 
 def test_what_a_dry_run_on_cpus_leaves_can_be_read(tmp_path: Path, shm_dir: Path) -> None:

@@ -16,9 +16,9 @@ from ssd_pipe.params import SamplingParams
 from ssd_pipe.supervisor import Supervisor
 from ssd_pipe.trace.kernels import SUFFIX
 from tests.frontend_peer import TEMPLATE
-from tests.http.server import wait_for
 from tests.models.tiny import perturbed
 from tests.pipelines import byte_model
+from tests.waiting import wait_for
 
 PROFILED = 4
 

@@ -7,8 +7,7 @@ import http.client
 import json
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -141,13 +140,6 @@ def gateway_before(
         stopping.set("SIGTERM")
         thread.join(WAIT)
         assert not thread.is_alive()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = WAIT) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 class PlayedFrontend:

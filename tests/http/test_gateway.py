@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from procs.http.parse import MAX_CHOICES
 from procs.http.schemas import ChatRequest, CompletionRequest
 from ssd_pipe.client import Client
-from tests.http.server import KEY, Server, wait_for, whole_pipeline
+from tests.http.server import KEY, Server, whole_pipeline
+from tests.waiting import wait_for
 
 MAX_BODY = 64 * 1024
 MODEL = "target"

@@ -17,7 +17,8 @@ import pytest
 from ipc.messages.requests import AddRequest, Rejected, TokensOut
 from procs.http import health
 from tests.frontend_peer import HANG, Echo, Pipeline, pipeline
-from tests.http.server import Server, gateway_before, wait_for, whole_pipeline
+from tests.http.server import Server, gateway_before, whole_pipeline
+from tests.waiting import wait_for
 
 COMPLETIONS = "/v1/completions"
 

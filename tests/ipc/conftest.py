@@ -1,22 +1,14 @@
-"""A scratch shared-memory folder per test, and processes that are gone after it."""
+"""Processes that are gone after each test."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 Start = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture
-def shm_dir() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="sp-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

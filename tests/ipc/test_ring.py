@@ -14,7 +14,7 @@ from ipc.ring import Ring
 from ssd_pipe.errors import PeerLost, ResourceError
 from tests.ipc.child import records
 from tests.ipc.conftest import Start
-from tests.ipc.waiting import eventually
+from tests.waiting import wait_for
 
 operations = st.lists(st.one_of(st.none(), st.integers(0, 200)), max_size=60)
 
@@ -67,7 +67,7 @@ def test_stress_between_two_processes(shm_dir: Path, start: Start) -> None:
                 got.append(record)
             return bool(got)
 
-        assert eventually(arrived, 20)
+        wait_for(arrived, 20)
         assert got[0] == expected
     assert ring.recv() is None
 

@@ -15,7 +15,7 @@ from ipc import janitor
 from ipc.rundir import RunDir, find_run, list_runs
 from ssd_pipe.errors import ConfigError, ResourceError
 from tests.ipc.conftest import Start
-from tests.ipc.waiting import eventually
+from tests.waiting import wait_for
 
 
 def read_line(child: subprocess.Popen[str]) -> list[str]:
@@ -156,8 +156,8 @@ def test_kill_9_of_all_holders_at_once(shm_dir: Path, start: Start) -> None:
     assert list_runs(shm_dir) == ["r"]
     for child in others:
         child.send_signal(signal.SIGKILL)
-    assert eventually(lambda: os.listdir(base(shm_dir)) == [])
-    assert eventually(lambda: janitors_of(path) == 0)
+    wait_for(lambda: os.listdir(base(shm_dir)) == [])
+    wait_for(lambda: janitors_of(path) == 0)
 
 
 def test_janitor_without_flock(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +167,8 @@ def test_janitor_without_flock(shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     assert janitors_of(run.path) == 1
     os.close(run._lock_fd)
     run._lock_fd = -1
-    assert eventually(lambda: not run.path.exists())
-    assert eventually(lambda: janitors_of(run.path) == 0)
+    wait_for(lambda: not run.path.exists())
+    wait_for(lambda: janitors_of(run.path) == 0)
 
 
 @pytest.mark.parametrize("flock", [True, False])
@@ -182,7 +182,7 @@ def test_janitor_ends_a_removal_whose_process_was_killed(
     run.path.rename(run.path.parent / ".gone-half")  # as the last one out does, and no more
     os.close(run._lock_fd)
     run._lock_fd = -1
-    assert eventually(lambda: os.listdir(base(shm_dir)) == [])
+    wait_for(lambda: os.listdir(base(shm_dir)) == [])
 
 
 def test_janitor_spares_a_later_run_of_the_same_name(shm_dir: Path) -> None:
@@ -190,7 +190,7 @@ def test_janitor_spares_a_later_run_of_the_same_name(shm_dir: Path) -> None:
         RunDir.create(shm_dir, "r").close()
     with RunDir.create(shm_dir, "r") as run:
         (run.path / "keep").touch()
-        assert eventually(lambda: janitors_of(run.path) == 1)
+        wait_for(lambda: janitors_of(run.path) == 1)
         assert (run.path / "keep").exists()
         assert list_runs(shm_dir) == ["r"]
 
@@ -237,7 +237,7 @@ def test_four_runs_side_by_side(shm_dir: Path, start: Start) -> None:
     assert len(set(names)) == 4
     children[0].kill()
     children[1].communicate("leave\n")
-    assert eventually(lambda: list_runs(shm_dir) == sorted(names[2:]))
+    wait_for(lambda: list_runs(shm_dir) == sorted(names[2:]))
     for child in children[2:]:
         child.communicate("leave\n")
-    assert eventually(lambda: os.listdir(base(shm_dir)) == [])
+    wait_for(lambda: os.listdir(base(shm_dir)) == [])

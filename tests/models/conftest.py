@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rng() -> torch.Generator:
+    """Seeded anew every time."""
+    generator = torch.Generator()
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)  # shown when a test fails
+    return generator.manual_seed(seed)

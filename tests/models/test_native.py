@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -30,22 +29,6 @@ from models.native.sampling import (
 @pytest.fixture(scope="module")
 def backend() -> NativeBackend:
     return NativeBackend()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def rng() -> torch.Generator:
-    generator = torch.Generator()
-    seed = int.from_bytes(os.urandom(4), "little")
-    print("seed", seed)  # shown when a test fails
-    return generator.manual_seed(seed)
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:

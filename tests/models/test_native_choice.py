@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,22 +14,6 @@ from models.native.sampling import gumbel_rows, head_argmax, noised_argmax, nois
 INF = float("inf")
 VOCABS = [1, 2, 7, 8, 31, 32, 33, 63, 257, 4099]
 ROWS = 9
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def rng() -> torch.Generator:
-    generator = torch.Generator()
-    seed = int.from_bytes(os.urandom(4), "little")
-    print("seed", seed)  # shown when a test fails
-    return generator.manual_seed(seed)
 
 
 def random_keys(rng: torch.Generator, count: int) -> torch.Tensor:

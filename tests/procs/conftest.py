@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.ipc.waiting import eventually
 from tests.procs.group import Group
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -28,4 +28,4 @@ def make_group(tmp_path: Path) -> Iterator[Any]:
                 member.communicate()
         # However the group ended, nothing is left of it.
         base = Path(shm_dir) / f"ssd-pipe-{os.getuid()}"
-        assert eventually(lambda: not base.exists() or os.listdir(base) == [])
+        wait_for(lambda: not base.exists() or os.listdir(base) == [])

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from tests.ipc.waiting import eventually
+from tests.waiting import wait_for
 
 
 def states(told: dict[str, Any]) -> dict[str, str]:
@@ -48,7 +48,7 @@ def test_a_draft_that_says_why_it_fails_is_quoted(make_group: Any) -> None:
     group.hear("scheduler", "absent")
     group.start("draft", "bug", key="second")
     assert group.end("second") == (1, "error: ValueError: two lines\n")
-    assert eventually(
+    wait_for(
         lambda: any(
             r["event"] == "lost" and r["reason"] == "ValueError: two lines"
             for r in group.log("scheduler")

@@ -16,8 +16,8 @@ from ipc.rundir import list_runs
 from procs.hub import expected_names
 from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe.config import PipelineConfig, TargetSection
-from tests.ipc.waiting import eventually
 from tests.procs.group import MEMBERS
+from tests.waiting import wait_for
 
 
 def test_a_group_comes_up_and_goes_down_in_order(make_group: Any) -> None:
@@ -90,7 +90,7 @@ def test_kill_9_of_the_whole_group(make_group: Any) -> None:
     group.until_ready()
     for member in group.members.values():
         member.kill()
-    assert eventually(lambda: list_runs(group.shm_dir) == [])
+    wait_for(lambda: list_runs(group.shm_dir) == [])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_failing_process_ends_the_group_with_its_own_words(
     group.start("scheduler")
     group.start("frontend")
     group.hear("scheduler", "listening")
-    assert eventually(lambda: any(r["event"] == "connected" for r in group.log("scheduler")))
+    wait_for(lambda: any(r["event"] == "connected" for r in group.log("scheduler")))
     group.start("target-0", behaviour)
     status, stderr = group.end("target-0")
     assert status == 1
@@ -207,9 +207,9 @@ def test_a_process_ends_with_its_supervisor(make_group: Any) -> None:
     group.members["shell"] = shell
     assert shell.stdout is not None
     pidfd = os.pidfd_open(int(shell.stdout.readline()))
-    assert eventually(lambda: list_runs(group.shm_dir) == ["r"])
+    wait_for(lambda: list_runs(group.shm_dir) == ["r"])
     shell.kill()
-    assert eventually(lambda: list_runs(group.shm_dir) == [], 15)
+    wait_for(lambda: list_runs(group.shm_dir) == [], 15)
     os.close(pidfd)
     assert [r["reason"] for r in group.log("frontend") if r["event"] == "exit"] == ["SIGTERM"]
 
