@@ -37,6 +37,7 @@ from models.config import ModelConfig
 from procs.client_port import ClientPort
 from procs.file_limit import allow_files
 from procs.intake import Intake
+from procs.liveness import BEAT, SIGNALS
 from procs.open_request import OpenRequest
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import dimensions
@@ -49,8 +50,6 @@ from ssd_pipe.text.detokenizer import DetokenizerFactory
 from ssd_pipe.text.prepare import Prepared, Preparer
 from ssd_pipe.text.tokenizer import Tokenizer
 
-BEAT = 0.25  # seconds between signs of life
-SIGNALS = ("SIGTERM", "SIGINT")
 FAREWELL = 0.1  # seconds to read a Failure; libzmq drops what is unread at a disconnect
 STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state is given out
 MAX_FILES = 1 << 16  # a client is one
@@ -240,7 +239,7 @@ class Frontend:
     def _add(
         self, key: Key, group: Group, submit: Submit, prepared: Prepared, arrived: int
     ) -> None:
-        self._counters["prompt_tokens"] += len(prepared.tokens)
+        self._counters["prompt_tokens"] += len(prepared.tokens) * group.answers
         params = submit.params
         if params.timeout is not None:
             left = params.timeout - (time.monotonic_ns() - arrived) * 1e-9

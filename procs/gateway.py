@@ -17,14 +17,13 @@ import uvloop
 from procs.file_limit import allow_files
 from procs.http.app import api_key, build
 from procs.http.service import Service
+from procs.liveness import BEAT, SIGNALS
 from procs.runtime import Runtime
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.dimensions import dimensions
 from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.gateway_address import BACKLOG, address, inherit_or_listen
 
-BEAT = 0.25  # seconds between signs of life
-SIGNALS = ("SIGTERM", "SIGINT")
 LAME_DUCK = 1.0  # seconds in which a gateway whose pipeline failed still says so
 LINGER = 1  # seconds open connections get at the end
 SPARE_FILES = 128  # descriptors besides connections

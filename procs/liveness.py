@@ -6,6 +6,10 @@ import os
 import select
 import time
 
+BEAT = 0.25  # seconds between signs of life of an event loop, whatever else it does
+SIGNALS = ("SIGTERM", "SIGINT")
+"""Reasons of a StopFlag that mean an orderly end."""
+
 
 class Stopping(Exception):
     """Raised where a process waits or loads when it has been asked to stop; not an error."""

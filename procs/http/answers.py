@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ipc.messages.client import Chunk, RequestMetrics, TokenLogprob
-from procs.http.parse import Prompt, nth_seed
+from procs.http.parse import Prompt
 from procs.http.request_metrics import RequestHistograms
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.async_stream import AsyncStream
@@ -35,13 +35,12 @@ class Answer:
 
 
 class Answers:
-    """Submits at once. Answer ``p * n + i`` is the i-th one to prompt p.
+    """Submits at once. With n = ``params.n``, answer ``p * n + i`` is the i-th one to prompt p.
 
     Args:
         client: connection to the pipeline.
         prompts: what to answer.
-        n: answers to each prompt.
-        params: of all; see ``parse.nth_seed``.
+        params: of all.
         timeout: seconds until ``next`` fails with 504; 0 = never.
         histograms: where requests are observed.
 
@@ -56,13 +55,12 @@ class Answers:
         self,
         client: AsyncClient,
         prompts: Sequence[Prompt],
-        n: int,
         params: SamplingParams,
         timeout: float,
         histograms: RequestHistograms,
     ) -> None:
-        self.answers = [Answer() for _ in range(n * len(prompts))]
-        self._n = n
+        self.answers = [Answer() for _ in range(params.n * len(prompts))]
+        self._n = params.n
         self._open = set(range(len(self.answers)))
         self._failed = False
         self._histograms = histograms
@@ -73,15 +71,15 @@ class Answers:
         self._streams = [
             client.stream(
                 prompt.text,
-                nth_seed(params, i),
+                params,
                 messages=prompt.messages,
                 token_ids=prompt.token_ids,
             )
             for prompt in prompts
-            for i in range(n)
         ]
         self._tasks = [
-            asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(self._streams)
+            asyncio.create_task(self._pump(p * params.n, stream))
+            for p, stream in enumerate(self._streams)
         ]
 
     async def next(self) -> Item | None:
@@ -133,12 +131,12 @@ class Answers:
         """Tokens of all answers."""
         return sum(a.metrics.output_tokens for a in self.answers if a.metrics is not None)
 
-    async def _pump(self, index: int, stream: AsyncStream) -> None:
+    async def _pump(self, first: int, stream: AsyncStream) -> None:
         try:
             async for chunk in stream:
-                self._items.put_nowait((index, chunk))
+                self._items.put_nowait((first + chunk.index, chunk))
         except SsdPipeError as error:
-            self._items.put_nowait((index, error))
+            self._items.put_nowait((first, error))
 
     def _take(self, index: int, chunk: Chunk) -> None:
         answer, now = (

@@ -21,7 +21,7 @@ from procs.http.schemas import (
     GenerationRequest,
     RequestMessage,
 )
-from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, derived_seed
+from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 TEMPERATURE = 1.0  # OpenAI's default
@@ -90,9 +90,16 @@ def choices(request: GenerationRequest, prompts: Sequence[Prompt]) -> int:
     return n
 
 
-def sampling(request: GenerationRequest, max_model_len: int) -> SamplingParams:
-    """Raises ApiError for what the pipeline lacks, RequestError for what is out of range."""
-    values: dict[str, Any] = {"temperature": TEMPERATURE, "max_tokens": COMPLETION_TOKENS}
+def sampling(request: GenerationRequest, n: int, max_model_len: int) -> SamplingParams:
+    """Parameters of a request for ``n`` answers to each prompt.
+
+    Raises ApiError for what the pipeline lacks, RequestError for what is out of range.
+    """
+    values: dict[str, Any] = {
+        "n": n,
+        "temperature": TEMPERATURE,
+        "max_tokens": COMPLETION_TOKENS,
+    }
     if isinstance(request, ChatRequest):
         values["max_tokens"] = _chat_limit(request, max_model_len)
     elif request.max_tokens is not None:
@@ -114,13 +121,6 @@ def sampling(request: GenerationRequest, max_model_len: int) -> SamplingParams:
         raise _explain(error) from None
     params.validate()
     return params
-
-
-def nth_seed(params: SamplingParams, index: int) -> SamplingParams:
-    """The parameters of a prompt's ``index``-th answer: its own noise, reproducible by the seed."""
-    if params.seed is None or index == 0:
-        return params
-    return msgspec.structs.replace(params, seed=derived_seed(params.seed, index))
 
 
 def _chat_limit(request: ChatRequest, max_model_len: int) -> int:

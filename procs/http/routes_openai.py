@@ -42,9 +42,9 @@ async def completions(
     n = parse.choices(wanted, prompts)
     if wanted.best_of not in (None, n):
         raise ApiError(400, "only best_of = n is supported", "best_of")
-    params = parse.sampling(wanted, service.max_model_len)
+    params = parse.sampling(wanted, n, service.max_model_len)
     echoes = [await service.text_of(p) if wanted.echo else "" for p in prompts]
-    answers = service.answers(prompts, n, params)
+    answers = service.answers(prompts, params)
     renderer = CompletionRenderer(
         answers=answers,
         id=_new_id("cmpl"),
@@ -77,8 +77,8 @@ async def chat_completions(
     service.check_model(wanted.model)
     prompt = parse.conversation(wanted)
     n = parse.choices(wanted, [prompt])
-    params = parse.sampling(wanted, service.max_model_len)
-    answers = service.answers([prompt], n, params)
+    params = parse.sampling(wanted, n, service.max_model_len)
+    answers = service.answers([prompt], params)
     renderer = ChatRenderer(
         answers=answers,
         id=_new_id("chatcmpl"),
