@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -15,11 +13,10 @@ import msgspec
 
 from bench.engines import Answer
 from ssd_pipe.params import SamplingParams
+from ssd_pipe.prctl import end_with_parent
 
 if TYPE_CHECKING:
     import torch
-
-PR_SET_PDEATHSIG = 1
 
 
 class Loaded(msgspec.Struct, kw_only=True):
@@ -172,7 +169,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM), 0, 0, 0)
+    end_with_parent()
     if arguments.cpus:  # before torch makes threads
         os.sched_setaffinity(0, [int(c) for c in arguments.cpus.split(",")])
     worker = Worker(

@@ -59,7 +59,7 @@ class ShmCandidate:
         self._capacity = capacity
 
     def open(self, rundir: RunDir, link: str, initiator: bool) -> tuple[Channel, Channel]:
-        out, back = _directions(link, initiator)
+        out, back = directions(link, initiator)
         sender = ShmChannel.open(rundir, out, self._capacity)
         return sender, ShmChannel.open(rundir, back, self._capacity)
 
@@ -67,7 +67,7 @@ class ShmCandidate:
         return echo_round_trip(out, back)
 
     def remove(self, rundir: RunDir, link: str) -> None:
-        for name in _directions(link, True):
+        for name in directions(link, True):
             rundir.segment(name).unlink(missing_ok=True)
             rundir.bell(name).unlink(missing_ok=True)
 
@@ -82,7 +82,7 @@ class ZmqCandidate:
         self._endpoints = (to_responder, to_initiator)
 
     def open(self, rundir: RunDir, link: str, initiator: bool) -> tuple[Channel, Channel]:
-        names = _directions(link, True)
+        names = directions(link, True)
         forward, backward = (
             e or rundir.endpoint(n) for e, n in zip(self._endpoints, names, strict=True)
         )
@@ -94,7 +94,7 @@ class ZmqCandidate:
         return echo_round_trip(out, back)
 
     def remove(self, rundir: RunDir, link: str) -> None:
-        for name in _directions(link, True):
+        for name in directions(link, True):
             rundir.socket(name).unlink(missing_ok=True)
 
 
@@ -278,8 +278,8 @@ def _await_announcement(
     raise PeerLost(f"probe: the other process did not come within {timeout:g} s")
 
 
-def _directions(link: str, initiator: bool) -> tuple[str, str]:
-    """Channel names: outgoing, incoming."""
+def directions(link: str, initiator: bool) -> tuple[str, str]:
+    """Names of a link's channels: outgoing, incoming."""
     forward, backward = f"{link}-fwd", f"{link}-back"
     return (forward, backward) if initiator else (backward, forward)
 

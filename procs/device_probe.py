@@ -18,7 +18,7 @@ import torch
 
 from ipc.channel import Channel
 from ipc.lockstep import Lockstep
-from ipc.probe import ProbeReport
+from ipc.probe import ProbeReport, directions
 from ipc.rundir import RunDir
 from ipc.shm_channel import ShmChannel
 from ipc.zmq_channel import ZmqChannel
@@ -69,7 +69,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def _channels(runtime: Runtime, first: bool) -> tuple[Channel, Channel]:
-    out, back = _directions(first)
+    out, back = directions(LINK, first)
     rundir, stop = runtime.rundir, runtime.stopping.fileno()
     if runtime.transport == "shm":
         sender = ShmChannel.open(rundir, out, CAPACITY)
@@ -78,18 +78,13 @@ def _channels(runtime: Runtime, first: bool) -> tuple[Channel, Channel]:
     return ZmqChannel.sender(rundir.endpoint(out), linger_ms=FLUSH_MS), receiver
 
 
-def _directions(first: bool) -> tuple[str, str]:
-    forward, backward = f"{LINK}-fwd", f"{LINK}-back"
-    return (forward, backward) if first else (backward, forward)
-
-
 def _main(shm_dir: str, run: str, side: str, device: str) -> None:
     first = side == "0"
     where = torch.device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
     with RunDir.open(shm_dir, run) as rundir:
-        out, back = (ShmChannel.open(rundir, name, CAPACITY) for name in _directions(first))
+        out, back = (ShmChannel.open(rundir, name, CAPACITY) for name in directions(LINK, first))
         link = Lockstep(out, back, first)
         link.together(timeout=MEETING_TIMEOUT)
         report = climb(link, where, ladder(rundir.path, LINK), try_all=True)

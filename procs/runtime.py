@@ -7,7 +7,6 @@ the body, and turns whatever happens into one line, one message to the hub and a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -25,7 +24,8 @@ from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe import logs
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ConfigError, PeerLost, SsdPipeError
-from ssd_pipe.members import process_name
+from ssd_pipe.members import SUPERVISOR_VARIABLE, process_name
+from ssd_pipe.prctl import end_with_parent, set_title
 from ssd_pipe.threads import (
     available_cores,
     process_cores,
@@ -36,8 +36,6 @@ from ssd_pipe.threads import (
 
 DRAFT_NICENESS = 5
 HUB_ROLE = "scheduler"
-SUPERVISOR_VARIABLE = "SSD_SUPERVISOR_PID"
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 class Runtime:
@@ -169,7 +167,7 @@ def run_process(
     the supervisor's thread that started it ends.
     """
     name = process_name(config, role, rank)
-    _set_title(name)
+    set_title(f"ssd-{name}")
     stopping = StopFlag()
     _handle_signals(stopping)
     runtime: Runtime | None = None
@@ -239,21 +237,11 @@ def _handle_signals(stopping: StopFlag) -> None:
     signal.signal(signal.SIGINT, stop)
 
 
-def _prctl(option: int, value: object) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def _set_title(name: str) -> None:
-    """What ps and top show; the kernel keeps 15 bytes."""
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(f"ssd-{name}".encode()[:15]))
-
-
 def _die_with_supervisor(stopping: StopFlag) -> None:
     supervisor = os.environ.get(SUPERVISOR_VARIABLE, "")
     if not supervisor:
         return
-    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
-    if str(os.getppid()) != supervisor:  # it died before the line above
+    if str(end_with_parent()) != supervisor:  # it died before
         stopping.set("supervisor is gone")
         stopping.check()
 

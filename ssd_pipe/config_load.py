@@ -11,10 +11,9 @@ from typing import Any
 import msgspec
 
 from ipc.curve import is_exposed
+from ipc.rundir import SOCKET_PATH_LIMIT
 from ssd_pipe.config import FanOut, PipelineConfig, config_from_mapping
 from ssd_pipe.errors import ConfigError
-
-MAX_SOCKET_PATH = 107  # bytes of sockaddr_un.sun_path, less the terminating zero
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> PipelineConfig:
@@ -121,8 +120,8 @@ def _check_endpoint(endpoint: str) -> None:
     scheme, separator, rest = endpoint.partition("://")
     if scheme == "ipc" and separator and rest:
         size = len(rest.encode())
-        if size > MAX_SOCKET_PATH:
-            raise ConfigError(field, f"socket path has {size} bytes, at most {MAX_SOCKET_PATH}")
+        if size > SOCKET_PATH_LIMIT:
+            raise ConfigError(field, f"socket path has {size} bytes, at most {SOCKET_PATH_LIMIT}")
         return
     host, _, port = rest.rpartition(":")
     if host == "*":

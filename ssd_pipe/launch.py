@@ -9,7 +9,7 @@ from ssd_pipe.children import command_for
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.gateway_address import LISTENER_VARIABLE
 from ssd_pipe.group import ProcessGroup
-from ssd_pipe.members import process_names
+from ssd_pipe.members import SUPERVISOR_VARIABLE, process_names
 from ssd_pipe.threads import thread_environment
 
 ROLES = ("scheduler", "target", "draft", "frontend", "gateway")
@@ -47,7 +47,7 @@ class Launcher:
         role, rank = self._members[name]
         run = self._config.run
         environment = {**os.environ, **thread_environment(self._config, role)}
-        environment |= {"PYTHONUNBUFFERED": "1", "SSD_SUPERVISOR_PID": str(os.getpid())}
+        environment |= {"PYTHONUNBUFFERED": "1", SUPERVISOR_VARIABLE: str(os.getpid())}
         inherited = []
         if role == "gateway" and self._listener is not None:
             inherited.append(self._listener.fileno())

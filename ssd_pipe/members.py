@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ssd_pipe.config import PipelineConfig
 
+SUPERVISOR_VARIABLE = "SSD_SUPERVISOR_PID"
+"""Tells a process that a supervisor started it, and which."""
+
 
 def process_count(config: PipelineConfig, role: str) -> int:
     """Processes of ``role``; 0 if this pipeline has none."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import threading
@@ -18,10 +16,10 @@ import msgspec
 
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import PeerLost
+from ssd_pipe.prctl import end_with_parent
 
 TAIL_LINES = 40
 DRAIN_WAIT = 5.0  # seconds
-_PR_SET_PDEATHSIG = 1
 
 
 def up_command(config: PipelineConfig, folder: Path) -> list[str]:
@@ -112,12 +110,10 @@ class OwnedProcess:
         self._keeper.join(DRAIN_WAIT)
 
     def _keep(self, command: list[str]) -> None:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
         owner = os.getpid()
 
         def die_with_owner() -> None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != owner:
+            if end_with_parent() != owner:
                 os._exit(1)
 
         try:

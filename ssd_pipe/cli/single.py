@@ -15,7 +15,7 @@ from ssd_pipe.config import PipelineConfig
 from ssd_pipe.config_load import decode
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import shared_bytes
-from ssd_pipe.members import process_count
+from ssd_pipe.members import SUPERVISOR_VARIABLE, process_count
 from ssd_pipe.preflight import check_models, check_settings
 from ssd_pipe.threads import check_cpus, thread_environment
 
@@ -59,7 +59,7 @@ def _named(config: PipelineConfig) -> PipelineConfig:
 
 def _join(config: PipelineConfig) -> RunDir:
     run = config.run
-    if "SSD_SUPERVISOR_PID" in os.environ:
+    if SUPERVISOR_VARIABLE in os.environ:
         return RunDir.open(run.shm_dir, run.name)
     check_settings(config)
     sizes = check_models(config)
