@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,10 +10,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ipc.errors import ModelError
+from models.folder import INDEX_FILE, SINGLE_FILE, weight_map
 from models.sharding import Span
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 INIT_STD = 0.02
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -86,16 +84,12 @@ class SafetensorsSource:
         return self._open[file]
 
     def _list_tensors(self) -> dict[str, str]:
-        index = self._folder / INDEX_FILE
-        if not index.is_file():
-            if not (self._folder / SINGLE_FILE).is_file():
-                raise ModelError(f"{self._folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
-            return dict.fromkeys(self._handle(SINGLE_FILE).keys(), SINGLE_FILE)
-        try:
-            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return {str(name): str(file) for name, file in files.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{index}: not a weight index: {error!r}") from None
+        files = weight_map(self._folder)
+        if files is not None:
+            return files
+        if not (self._folder / SINGLE_FILE).is_file():
+            raise ModelError(f"{self._folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+        return dict.fromkeys(self._handle(SINGLE_FILE).keys(), SINGLE_FILE)
 
 
 class RandomSource:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from ipc.errors import ModelError
+from models.folder import read_object
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -68,7 +68,7 @@ class ModelConfig:
         Raises ModelError naming the file and the field that is missing, wrong or not supported.
         """
         path = Path(folder) / CONFIG_FILE
-        fields = _Fields(_read_object(path), path)
+        fields = _Fields(read_object(path), path)
         names = fields.data.get("architectures") or []
         architecture = str(names[0]) if isinstance(names, list) and names else "none named"
         if architecture not in QK_NORM:
@@ -87,7 +87,7 @@ class ModelConfig:
         eos = fields.ids("eos_token_id")
         generation = Path(folder) / GENERATION_FILE
         if generation.is_file():
-            eos += _Fields(_read_object(generation), generation).ids("eos_token_id")
+            eos += _Fields(read_object(generation), generation).ids("eos_token_id")
         bos = fields.ids("bos_token_id")
         return cls(
             architecture=architecture,
@@ -148,18 +148,6 @@ class _Fields:
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in items):
             self.fail(name, f"must be a token id or a list of them, got {value!r}")
         return list(items)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file; is this a model folder?") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: must hold a JSON object")
-    return data
 
 
 def _refuse_unsupported(fields: _Fields) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import io
-import json
 import os
 import re
 import shutil
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from models.folder import SINGLE_FILE, weight_map
 from ssd_pipe.errors import ModelError
 from ssd_pipe.gguf_convert import Progress, convert
 from ssd_pipe.shape_models import is_shape, shape_folder
@@ -136,15 +136,10 @@ def _complete(folder: Path, name: str) -> Path:
 def _missing_file(folder: Path) -> str | None:
     if not (folder / "config.json").is_file():
         return "config.json"
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ModelError(f"{index}: not a safetensors index") from None
-        return next((shard for shard in sorted(shards) if not (folder / shard).is_file()), None)
+    if files := weight_map(folder):
+        return next((f for f in sorted(set(files.values())) if not (folder / f).is_file()), None)
     if not any(folder.glob("*.safetensors")):
-        return "model.safetensors"
+        return SINGLE_FILE
     return None
 
 

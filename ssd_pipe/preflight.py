@@ -11,6 +11,7 @@ import zmq
 
 from ipc import sockets
 from ipc.curve import KeyPair, KnownClients, load_pair
+from models.folder import SINGLE_FILE, read_object, weight_map
 from ssd_pipe.config import ModelSection, PipelineConfig, RunSection, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
@@ -18,8 +19,6 @@ from ssd_pipe.errors import ConfigError, ModelError, ResourceError
 from ssd_pipe.hub import resolve
 from ssd_pipe.threads import has_gpu
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 TOKENIZER_NAME = "tokenizer.json"
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -93,14 +92,9 @@ def read_keys(run: RunSection) -> KeyPair | None:
 
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint, single or sharded. Raises ModelError if one lacks."""
-    index = folder / INDEX_NAME
-    if index.exists():
-        names = _read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise ModelError(f"{index}: has no weight_map")
-        files = [folder / name for name in sorted(set(names.values()))]
-    else:
-        files = [folder / SINGLE_NAME]
+    named = weight_map(folder)
+    names = {SINGLE_FILE} if named is None else set(named.values())
+    files = [folder / name for name in sorted(names)]
     for path in files:
         if not path.is_file():
             raise ModelError(f"{path}: weight file is missing")
@@ -136,19 +130,5 @@ def _models(config: PipelineConfig) -> dict[str, ModelSection]:
 
 def _vocabulary(path: Path) -> Any:
     """Of a tokenizer.json's model: token -> id, or for Unigram a list of [token, score]."""
-    model = _read_json(path).get("model")
+    model = read_object(path).get("model")
     return model.get("vocab") if isinstance(model, dict) else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ModelError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: must hold an object")
-    return value

@@ -18,6 +18,7 @@ from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from models.folder import read_object
 from ssd_pipe.errors import ModelError, RequestError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -163,15 +164,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return value
+    return read_object(path) if path.is_file() else {}
 
 
 def _find_template(folder: Path, settings: dict[str, Any]) -> str | None:

@@ -121,7 +121,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         load(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text("{}")
-    with pytest.raises(ModelError, match=r"index\.json: not a weight index"):
+    with pytest.raises(ModelError, match=r"index\.json: not a safetensors index"):
         load(folder)
     index.write_text(json.dumps({"weight_map": {"model.embed_tokens.weight": "gone.safetensors"}}))
     with pytest.raises(ModelError, match="is missing"):
