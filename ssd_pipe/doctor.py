@@ -22,7 +22,7 @@ from ipc.rundir import list_runs
 from ssd_pipe import device_report, hub
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ModelError, ResourceError
-from ssd_pipe.footprint import shared_bytes
+from ssd_pipe.footprint import expected_bytes
 from ssd_pipe.leased_rounds import describe
 from ssd_pipe.preflight import tokenizer_mismatch
 from ssd_pipe.threads import available_cores
@@ -40,7 +40,6 @@ LIBRARIES = (
     "flashinfer-python",
 )
 MIB = 1 << 20
-VOCAB_OF_DEFAULT_PAIR = 49152
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,8 +137,12 @@ def _cpu_flags() -> list[str]:
 
 
 def _shared_memory(config: PipelineConfig) -> dict[str, Any]:
-    needed = shared_bytes(config, VOCAB_OF_DEFAULT_PAIR)
-    facts: dict[str, Any] = {"folder": config.run.shm_dir, "needed_mib": needed // MIB}
+    needed, assumed = expected_bytes(config)
+    facts: dict[str, Any] = {
+        "folder": config.run.shm_dir,
+        "needed_mib": needed // MIB,
+        "needed_assumes": assumed,
+    }
     try:
         usage = shutil.disk_usage(config.run.shm_dir)
     except OSError as error:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from ipc.handover import Handover
 from ipc.round_records import RoundRecords
 from ssd_pipe.config import PipelineConfig, branch_budget
-from ssd_pipe.dimensions import plan_bytes
+from ssd_pipe.dimensions import dimensions, plan_bytes
 from ssd_pipe.engine import partitioned_cache
+from ssd_pipe.errors import ConfigError, ModelError
 
 MIB = 1 << 20
 RING_BYTES = MIB
 RINGS_PER_CHANNEL = 4
 FIXED_BYTES = MIB  # sockets, doorbells, config, locks
+LIKE_BUILT_IN = (49_152, 8192)  # vocabulary and context of the built-in pair
 
 
 def channels(config: PipelineConfig) -> int:
@@ -60,3 +62,19 @@ def shared_bytes(config: PipelineConfig, vocab_size: int, max_model_len: int = 0
         + handover_bytes(config, vocab_size)
     )
     return -(-needed // MIB) * MIB
+
+
+def expected_bytes(config: PipelineConfig) -> tuple[int, str]:
+    """``shared_bytes`` for the configured models, and what had to be assumed to say it.
+
+    Models that are not here, or do not fit each other or the settings, are taken for ones like the
+    built-in pair. The text says so and why; it is empty where nothing is assumed.
+    """
+    try:
+        sizes = dimensions(config)
+    except (ConfigError, ModelError) as error:
+        vocab, context = LIKE_BUILT_IN
+        longest = config.scheduler.max_model_len or context
+        assumed = f"a vocabulary of {vocab} and requests of {longest} tokens; {error}"
+        return shared_bytes(config, vocab, longest), assumed
+    return shared_bytes(config, sizes.vocab_size, sizes.max_model_len), ""

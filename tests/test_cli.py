@@ -325,6 +325,9 @@ def test_doctor_reports_as_json_and_as_a_table() -> None:
     report = msgspec.json.decode(done.stdout, type=Report)
     assert report.machine["cores_here"] == len(os.sched_getaffinity(0))
     assert report.shared_memory["folder"] == "/dev/shm"
+    assert report.shared_memory["needed_mib"] > 0
+    missing = "missing" in report.models.values()
+    assert bool(report.shared_memory["needed_assumes"]) == missing
     assert set(report.transports) == {"shm", "zmq", "rounds"}
     assert "devices" in report.device_transports
     assert "smollm2-draft-16m" in report.models

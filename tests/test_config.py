@@ -17,7 +17,7 @@ from ssd_pipe.config_load import (
     setting_names,
 )
 from ssd_pipe.errors import ConfigError
-from ssd_pipe.footprint import MIB, shared_bytes
+from ssd_pipe.footprint import MIB, expected_bytes, shared_bytes
 from ssd_pipe.threads import (
     SPIN_COUNT,
     THREAD_VARIABLES,
@@ -26,6 +26,7 @@ from ssd_pipe.threads import (
     thread_count,
     thread_environment,
 )
+from tests.pipelines import byte_model
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -199,6 +200,21 @@ def test_footprint_grows_by_the_handover_of_the_rejection_rule_only() -> None:
     alone = load(None, {"mode": "ar", "speculation.rule": "rejection"})
     assert shared_bytes(alone, vocab) < plain
     assert plain % MIB == 0
+
+
+def test_the_expected_footprint_is_of_the_configured_models(tmp_path: Path) -> None:
+    small, large = (byte_model(tmp_path, str(n), vocab_size=n) for n in (300, 40_000))
+    rule = {"speculation.rule": "rejection"}
+    for model, vocab in ((small, 300), (large, 40_000)):
+        config = load(None, rule | {"target.model": str(model), "draft.model": str(model)})
+        assert expected_bytes(config) == (shared_bytes(config, vocab, 512), "")
+    odd = load(None, rule | {"target.model": str(small), "draft.model": str(large)})
+    missing = load(None, rule | {"target.model": "/no/such", "scheduler.max_model_len": 99})
+    for config, longest, why in ((odd, 8192, "vocabulary of 40000"), (missing, 99, "/no/such")):
+        needed, assumed = expected_bytes(config)
+        assert needed == shared_bytes(config, 49_152, longest)
+        assert f"a vocabulary of 49152 and requests of {longest} tokens" in assumed
+        assert why in assumed
 
 
 def test_in_ssd_the_target_keeps_its_cores_to_itself() -> None:
