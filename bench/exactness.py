@@ -21,7 +21,6 @@ from ssd_pipe.config import Mode, PipelineConfig
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.threads import available_cores
 
-MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
 BATCH = 8
 FIRST_SEED = 20_000
 SAMPLINGS: tuple[dict[str, Any], ...] = (

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench import build, datasets, fan_out, frames
-from bench.exactness import MODES
 from bench.fan_out import Grid
 from bench.parser import parser
 from bench.plan import FULL, QUICK, Plan
 from bench.sweeps import axes, rules_study
 from bench.sweeps.axes import Axis
-from ssd_pipe.config import PipelineConfig
+from ssd_pipe.config import MODES, PipelineConfig
 from ssd_pipe.config_load import load, parse_fan_out, parse_set
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.params import SamplingParams

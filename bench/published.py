@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ssd_pipe.engine.pacing import expected_tokens
+
 HIT_RATES = {0.0: 0.86, 0.7: 0.81, 1.0: 0.63}
 """By temperature."""
 
@@ -52,11 +54,6 @@ PUBLISHED = {
     "llama70b": Published(ar=54.7, sd=161.8, ssd=255.8, k=7),
     "qwen32b": Published(ar=88.8, sd=136.8, ssd=203.8, k=4),
 }
-
-
-def expected_tokens(acceptance: float, k: int) -> float:
-    """Tokens of a round whose k draft tokens are each accepted with this chance."""
-    return sum(acceptance**j for j in range(k + 1))
 
 
 def acceptance_for(tokens_per_round: float, k: int) -> float:

@@ -7,7 +7,7 @@ process that was started with another one.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -24,6 +24,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 OnFailure = Literal["stop", "restart"]
 OnDraftFailure = Literal["degrade", "fail"]
 FanOut = int | list[int]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 MAX_K = 32
 MAX_FAN_OUT = 64

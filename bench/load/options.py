@@ -12,12 +12,11 @@ import msgspec
 from bench import prompts
 from bench.lists import integers, names, numbers
 from bench.load.traffic import Traffic
-from ssd_pipe.config import Mode, PipelineConfig
+from ssd_pipe.config import MODES, Mode, PipelineConfig
 from ssd_pipe.config_load import load, parse_set
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.params import SamplingParams
 
-MODES: tuple[Mode, ...] = ("ar", "sd", "ssd")
 CONCURRENCY = (1, 4, 16, 64)
 
 

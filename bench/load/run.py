@@ -24,6 +24,7 @@ from bench.load.summary import Summary, summarise, text
 from bench.load.traffic import Traffic, drive
 from bench.prompts import Prompt
 from bench.tables import number
+from bench.workload import SLACK
 from models.config import ModelConfig
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.endpoint import find_endpoint
@@ -32,7 +33,6 @@ from ssd_pipe.hub import resolve
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.text.tokenizer import Tokenizer
 
-SLACK = 64  # positions beyond prompt and answer
 WARM_UP = Traffic(concurrency=2, requests=2)
 WARM_UP_TOKENS = 16
 

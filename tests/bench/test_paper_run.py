@@ -13,7 +13,8 @@ from bench.paper_load import Wave, rate
 from bench.paper_plan import arguments, cases, config_of
 from bench.paper_run import main
 from bench.paper_stages import read_batch
-from bench.published import PUBLISHED, expected_tokens
+from bench.published import PUBLISHED
+from ssd_pipe.engine.pacing import expected_tokens
 from ssd_pipe.errors import ConfigError
 
 ROUNDS = [{"accepted": a, "hit": a != 1, "chain": 3} for a in (3, 1, 0, 3, 2, 3)]
