@@ -43,6 +43,7 @@ def settings(pair: tuple[Path, Path], shm_dir: Path, tmp_path: Path) -> dict[str
         "target.model": str(pair[0]),
         "draft.model": str(pair[1]),
         "target.threads": 1,
+        "speculation.adaptive": False,  # on a busy machine it may not speculate at all
         "run.shm_dir": str(shm_dir),
         "run.log_dir": str(tmp_path / "logs"),
         "run.on_draft_failure": "fail",
