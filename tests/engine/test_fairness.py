@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ipc.messages import AddRequest, RowOutcome
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request
-from ssd_pipe.engine.scheduler import Scheduler, Step
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import Step
 from ssd_pipe.params import NoiseKey
 
 BLOCK, MAX_LEN = 4, 200

@@ -16,7 +16,7 @@ import torch
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from ssd_pipe.drafting import growth
-from ssd_pipe.engine.scheduler import FAILED
+from ssd_pipe.engine.step import FAILED
 from ssd_pipe.params import NoiseKey, Processors
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.sampling.shared_noise import judge
