@@ -19,7 +19,8 @@ from ipc.messages import (
     Submit,
     TokensOut,
 )
-from procs.frontend import FAREWELL, STATS_WAIT
+from procs.frontend import FAREWELL
+from procs.latest_stats import STATS_WAIT
 from ssd_pipe.endpoint import MAX_MESSAGE
 from ssd_pipe.params import NoiseKey, Processors, SamplingParams, derived_seed
 from tests.frontend_peer import MAX_LEN, TIMEOUT_MS, Pipeline, pipeline
