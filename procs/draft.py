@@ -29,7 +29,8 @@ from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.drafting.leased import RecordPlans
-from ssd_pipe.drafting.speculator import Speculator, chain_vocab
+from ssd_pipe.drafting.passes import chain_vocab
+from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import make_part, size_bytes

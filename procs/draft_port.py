@@ -258,7 +258,7 @@ class DraftPort:
         if not pending and all(
             len(waiting[slot].tokens) > waiting[slot].prompt_len + 1 for slot in backups
         ):
-            planner.times.observe("backup_step", seconds / max(backups.values()))
+            planner.pace.times.observe("backup_step", seconds / max(backups.values()))
         return not self._runtime.stopping.is_set()
 
     def depth(self, planner: RoundPlanner, request: Request, batch: int) -> int:
@@ -270,20 +270,20 @@ class DraftPort:
             return 0
         worker = owner(request.slot, request.entry, len(self._names))
         started = time.monotonic()
-        planner.announce_wait(True)
+        planner.cached.announce_wait(True)
         try:
             while planner.worth_waiting(request, batch):
-                if not planner.deepen(request):
+                if not planner.cached.deepen(request):
                     notice = self._notices[worker].recv(DEPTH_POLL)
                     if isinstance(notice, DraftTimes):
                         self._learn(planner, worker, notice)
                         if notice.round == planner.round:
-                            planner.deepen(request)
+                            planner.cached.deepen(request)
                             break  # that worker has done what it will do
                 if not self._check(started, "token"):
                     return 0
         finally:
-            planner.announce_wait(False)
+            planner.cached.announce_wait(False)
         self._times.depth_wait_seconds += self._times.waited(time.monotonic() - started)
         return time.monotonic_ns()
 
@@ -300,5 +300,5 @@ class DraftPort:
         self._times.draft_busy_seconds += busy / len(self._notices)
         if times.steps:
             seconds = (times.tree_ns - times.glue_ns) * 1e-9 / times.steps
-            planner.times.observe("step", seconds)
-            planner.times.observe("glue", (times.glue_ns - times.backup_ns) * 1e-9)
+            planner.pace.times.observe("step", seconds)
+            planner.pace.times.observe("glue", (times.glue_ns - times.backup_ns) * 1e-9)

@@ -12,37 +12,32 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import uvloop
-import zmq
-import zmq.asyncio
 
-from ipc import sockets
 from ipc.curve import KnownClients
 from ipc.messages.client import Ask, Cancel, Chunk, StatusReply, Submit
 from ipc.messages.requests import (
     AbortRequest,
     AddRequest,
-    FromScheduler,
     Rejected,
-    SchedulerStats,
     StatsRequest,
     TokensOut,
-    ToScheduler,
 )
 from models.config import ModelConfig
 from procs.client_port import ClientPort
 from procs.file_limit import allow_files
 from procs.intake import Intake
+from procs.latest_stats import LatestStats
 from procs.liveness import BEAT, SIGNALS
 from procs.open_request import OpenRequest
+from procs.open_submits import Group, Key, OpenSubmits
 from procs.runtime import Runtime
+from procs.scheduler_port import SchedulerPort
 from ssd_pipe.dimensions import dimensions
 from ssd_pipe.endpoint import local_endpoint
-from ssd_pipe.errors import PeerLost, RequestError
+from ssd_pipe.errors import RequestError
 from ssd_pipe.hub import resolve
 from ssd_pipe.preflight import read_keys
 from ssd_pipe.text.answer import AnswerText
@@ -51,25 +46,7 @@ from ssd_pipe.text.prepare import Prepared, Preparer
 from ssd_pipe.text.tokenizer import Tokenizer
 
 FAREWELL = 0.1  # seconds to read a Failure; libzmq drops what is unread at a disconnect
-STATS_WAIT = 1.0  # seconds the scheduler may take before its last known state is given out
 MAX_FILES = 1 << 16  # a client is one
-
-Key = tuple[bytes, str]
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """The requests of one Submit, one per answer wanted.
-
-    Attributes:
-        answers: how many.
-        rids: those still open.
-        deadline: fails them when it comes; None where there is no time limit.
-    """
-
-    answers: int
-    rids: list[int] = field(default_factory=list)
-    deadline: asyncio.TimerHandle | None = None
 
 
 def run(runtime: Runtime) -> None:
@@ -101,21 +78,13 @@ class Frontend:
         self._intake = Intake(preparer, runtime.log, runtime.config.scheduler.max_waiting)
         self._detokenizers = detokenizers
         self._max_model_len = max_model_len
-        self._open: dict[int, OpenRequest] = {}
-        self._groups: dict[Key, Group] = {}
+        self._open = OpenSubmits()
         self._new_rid = itertools.count(1)
         self._counters: Counter[str] = Counter()
-        self._stats: SchedulerStats | None = None
-        self._stats_at = 0.0
-        self._stats_coming: asyncio.Future[SchedulerStats] | None = None
+        self._stats = LatestStats(self._ask_for_stats)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._encoder = msgspec.msgpack.Encoder()
         self._port: ClientPort
-        self._requests: zmq.asyncio.Socket
-        self._tokens: zmq.asyncio.Socket
-        self._tokens_decoder: msgspec.msgpack.Decoder[FromScheduler] = msgspec.msgpack.Decoder(
-            FromScheduler
-        )
+        self._scheduler: SchedulerPort
 
     async def serve(self) -> None:
         """Until the stop flag is up. Raises PeerLost if the scheduler speaks nonsense."""
@@ -144,15 +113,8 @@ class Frontend:
         rundir = self._runtime.rundir
         with contextlib.ExitStack() as stack:
             stack.callback(self._intake.close)
-
-            def connected(kind: int, name: str) -> zmq.asyncio.Socket:
-                socket = sockets.make_async(kind, hwm=0)
-                stack.callback(socket.close)
-                sockets.connect_also(socket, rundir.endpoint(name))
-                return socket
-
-            self._requests = connected(zmq.PUSH, "requests")
-            self._tokens = connected(zmq.PULL, "tokens")
+            self._scheduler = SchedulerPort(rundir)
+            stack.callback(self._scheduler.close)
             endpoint = local_endpoint(rundir)
             self._port = ClientPort(endpoint, self._client_gone, self._counters)
             stack.callback(self._port.close)
@@ -185,20 +147,13 @@ class Frontend:
 
     async def _read_scheduler(self) -> None:
         while True:
-            data = await self._tokens.recv()
-            try:
-                message = self._tokens_decoder.decode(data)
-            except msgspec.MsgspecError as error:
-                raise PeerLost(f"unreadable message from the scheduler: {error}") from None
+            message = await self._scheduler.recv()
             if isinstance(message, TokensOut):
                 self._pass_on(message)
             elif isinstance(message, Rejected):
                 self._refuse(message)
             else:
-                self._stats, self._stats_at = message, time.monotonic()
-                if self._stats_coming is not None:
-                    self._stats_coming.set_result(message)
-                    self._stats_coming = None
+                self._stats.take(message)
 
     async def _beat(self) -> None:
         # It waits for the whole group; status is answered meanwhile.
@@ -212,12 +167,12 @@ class Frontend:
     def _submit(self, client: bytes, submit: Submit) -> None:
         arrived = time.monotonic_ns()
         key = (client, submit.id)
-        if key in self._groups:
+        group = self._open.begin(key, submit.params.n)
+        if group is None:
             error = RequestError(400, f"{submit.id!r} is already in use", "id")
             self._port.fail(client, submit.id, error)
             return
         self._counters["requests"] += 1
-        self._groups[key] = group = Group(submit.params.n)
         if self._intake.is_long(submit):
             self._spawn(self._submit_long(key, group, submit, arrived))
             return
@@ -230,10 +185,10 @@ class Frontend:
         try:
             prepared = await self._intake.later(submit)
         except RequestError as error:
-            if self._groups.get(key) is group:
+            if self._open.get(key) is group:
                 self._refuse_key(key, error)
             return
-        if self._groups.get(key) is group:  # else it was cancelled meanwhile
+        if self._open.get(key) is group:  # else it was cancelled meanwhile
             self._add(key, group, submit, prepared, arrived)
 
     def _add(
@@ -248,8 +203,7 @@ class Frontend:
             )
         for index, noise in enumerate(prepared.keys):
             rid = next(self._new_rid)
-            group.rids.append(rid)
-            self._open[rid] = OpenRequest(
+            request = OpenRequest(
                 client=key[0],
                 id=key[1],
                 rid=rid,
@@ -265,8 +219,9 @@ class Frontend:
                 synthetic=bool(self._config.speculation.synthetic_acceptance),
                 index=index,
             )
+            self._open.add(group, request)
             self._runtime.log.info("request", rid=rid, id=key[1], tokens=len(prepared.tokens))
-            self._tell_scheduler(
+            self._scheduler.send(
                 AddRequest(
                     rid=rid,
                     tokens=prepared.tokens,
@@ -279,26 +234,26 @@ class Frontend:
             )
 
     def _cancel(self, client: bytes, message: Cancel) -> None:
-        group = self._groups.get((client, message.id))
+        key = (client, message.id)
+        group = self._open.get(key)
         if group is None:
             return  # it has just finished, or never was
         if not group.rids:  # still being tokenized
-            self._forget((client, message.id))
+            self._open.close(key)
             for index in range(group.answers):
                 last = Chunk(id=message.id, finish_reason="cancelled", index=index)
                 self._port.send(client, last)
             return
-        for rid in list(group.rids):
-            request = self._open[rid]
-            self._close(request)
-            self._tell_scheduler(AbortRequest(rid))
+        for request in self._open.requests_of(group):
+            self._open.end(request)
+            self._scheduler.send(AbortRequest(request.rid))
             self._port.send(client, request.cancelled())
 
     async def _answer(self, client: bytes, ask: Ask) -> None:
-        stats = await self._fresh_stats()
+        stats = await self._stats.fresh()
         values = dict(stats.values) if stats else {}
         own = {f"frontend_{name}": float(n) for name, n in self._counters.items()}
-        own["frontend_open_requests"] = float(len(self._groups))
+        own["frontend_open_requests"] = float(len(self._open))
         self._port.send(
             client,
             StatusReply(
@@ -312,34 +267,28 @@ class Frontend:
                 waiting=int(values.get("waiting", 0)),
                 processes=tuple(stats.processes) if stats else (),
                 counters=values | own,
-                age=time.monotonic() - self._stats_at if stats else -1.0,
+                age=self._stats.age,
                 degraded=stats.degraded if stats else "",
                 synthetic=self._config.speculation.synthetic_acceptance,
             ),
         )
 
-    async def _fresh_stats(self) -> SchedulerStats | None:
-        """The scheduler's state; after STATS_WAIT the last known one. Askers share one question."""
-        if self._stats_coming is None:
-            self._stats_coming = asyncio.get_running_loop().create_future()
-            self._tell_scheduler(StatsRequest(next(self._new_rid)))
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._stats_coming), STATS_WAIT)
-        return self._stats
+    def _ask_for_stats(self) -> None:
+        self._scheduler.send(StatsRequest(next(self._new_rid)))
 
     def _client_gone(self, client: bytes) -> None:
         """Drop everything of a client whose connection is closed."""
-        mine = [key for key in self._groups if key[0] == client]
+        mine = self._open.of_client(client)
         if mine:
             self._counters["lost_clients"] += 1
             self._runtime.log.info("client gone", requests=len(mine))
         for key in mine:
-            self._drop(self._forget(key))
+            self._drop(key)
 
     # ------------------------------------------------------------ to clients
 
     def _pass_on(self, out: TokensOut) -> None:
-        request = self._open.get(out.rid)
+        request = self._open.request(out.rid)
         if request is None:
             return  # aborted; these were under way
         was_stopped = request.stopped
@@ -347,55 +296,38 @@ class Frontend:
         if chunk is None:
             return
         if chunk.finish_reason is not None:
-            self._close(request)
+            self._open.end(request)
             self._counters["finished"] += 1
             self._runtime.log.info("done", rid=request.rid, reason=chunk.finish_reason)
         elif request.stopped and not was_stopped:
-            self._tell_scheduler(AbortRequest(request.rid, "stop"))
+            self._scheduler.send(AbortRequest(request.rid, "stop"))
         self._port.send(request.client, chunk)
 
     def _refuse(self, refused: Rejected) -> None:
-        request = self._open.pop(refused.rid, None)
-        if request is not None:
+        key = self._open.lose(refused.rid)
+        if key is not None:
             error = RequestError(refused.code, refused.message)
             error.field = refused.field  # the message names it already
-            self._refuse_key((request.client, request.id), error)
+            self._refuse_key(key, error)
 
     def _refuse_key(self, key: Key, error: RequestError) -> None:
         """Fail a Submit; no other answer to it goes on."""
-        self._drop(self._forget(key))
+        self._drop(key)
         self._counters["rejected"] += 1
         self._port.fail(*key, error)
 
     def _expire(self, key: Key, timeout: float) -> None:
         """Fail a Submit whose time is up, wherever its requests are."""
-        self._drop(self._forget(key))
+        self._drop(key)
         self._counters["timed_out"] += 1
         self._runtime.log.info("timed out", id=key[1], timeout=timeout)
         error = RequestError(504, f"the request has run out of time ({timeout:g} s)")
         self._port.fail(*key, error)
 
-    def _forget(self, key: Key) -> Group:
-        group = self._groups.pop(key)
-        if group.deadline is not None:
-            group.deadline.cancel()
-        return group
-
-    def _drop(self, group: Group) -> None:
-        for rid in group.rids:
-            if self._open.pop(rid, None) is not None:
-                self._tell_scheduler(AbortRequest(rid))
-
-    def _close(self, request: OpenRequest) -> None:
-        del self._open[request.rid]
-        key = request.client, request.id
-        group = self._groups[key]
-        group.rids.remove(request.rid)
-        if not group.rids:
-            self._forget(key)
-
-    def _tell_scheduler(self, message: ToScheduler) -> None:
-        self._requests.send(self._encoder.encode(message))
+    def _drop(self, key: Key) -> None:
+        """End a Submit and what the scheduler still does for it."""
+        for rid in self._open.close(key):
+            self._scheduler.send(AbortRequest(rid))
 
     # ------------------------------------------------------------ life
 
@@ -411,7 +343,6 @@ class Frontend:
         farewell = "the pipeline is stopping" if ordered else f"pipeline stopped: {reason}"
         for task in [*tasks, *self._tasks]:
             task.cancel()
-        for key in list(self._groups):
-            self._forget(key)
+        for key in list(self._open):
+            self._open.close(key)
             self._port.fail(*key, RequestError(503, farewell))
-        self._open.clear()

@@ -13,7 +13,7 @@ from procs.target_port import TargetPort
 from procs.waiting import STUCK, Waiter
 from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.round_times import RoundTimes
-from ssd_pipe.engine.scheduler import Emission, Step
+from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.errors import PeerLost
 
 ATTEND_EVERY = 50

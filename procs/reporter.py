@@ -16,9 +16,11 @@ from ipc.messages.requests import TokensOut
 from ipc.messages.target import StepResult
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
+from ssd_pipe.engine.round_pace import RoundSeen
 from ssd_pipe.engine.round_times import RoundTimes
-from ssd_pipe.engine.rounds import RoundPlanner, RoundSeen
-from ssd_pipe.engine.scheduler import FAILED, Emission, Scheduler, Step
+from ssd_pipe.engine.rounds import RoundPlanner
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import FAILED, Emission, Step
 from ssd_pipe.errors import RequestError
 
 COLLECT_EVERY = 256  # rounds between garbage collections, which run while the target computes
@@ -116,7 +118,7 @@ class Reporter:
         for emission in told.emissions:
             self._send_tokens(emission, result.finished_ns)
         emitted = sum([emission.outcome.accepted + 1 for emission in told.emissions])
-        self._planner.observe(told.seen, emitted)
+        self._planner.pace.observe(told.seen, emitted)
         self._log.info(
             "round",
             step=told.step,
@@ -185,7 +187,7 @@ class Reporter:
         values |= {
             "effort_k": self._planner.effort.k,
             "effort_branches": self._planner.effort.branches,
-            "probes": self._planner.efforts.probes,
+            "probes": self._planner.pace.efforts.probes,
         }
         totals = msgspec.structs.asdict(times) | msgspec.structs.asdict(self._planner.counters)
         for name, value in totals.items():

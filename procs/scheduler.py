@@ -10,19 +10,10 @@ they load; what depends on the group (KV blocks, the speculation cache) is made 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 
 from ipc.messages.draft import DraftPlan
-from ipc.messages.requests import (
-    AbortRequest,
-    AddRequest,
-    SchedulerStats,
-    StatsRequest,
-    TokensOut,
-    ToScheduler,
-)
 from ipc.messages.target import RowOutcome, StepResult
 from ipc.round_records import RoundRecords
 from procs import channels
@@ -31,19 +22,20 @@ from procs.frontend_port import FrontendPort
 from procs.hub import Hub
 from procs.lease_follower import LeaseFollower, can_lease
 from procs.reporter import Reporter
+from procs.request_desk import RequestDesk
 from procs.runtime import Runtime
 from procs.target_port import TargetPort
 from procs.waiting import Waiter
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.dimensions import Dimensions, dimensions
-from ssd_pipe.engine.blocks import BlockManager, BlockTable
+from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.leases import Leased, Leases
-from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
-from ssd_pipe.engine.scheduler import Emission, Scheduler, Step
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
-from ssd_pipe.errors import PeerLost, RequestError
+from ssd_pipe.errors import PeerLost
 
 IDLE_POLL = 0.2  # seconds
 
@@ -65,7 +57,9 @@ def run(runtime: Runtime) -> None:
         cache = draft.map_cache() if draft is not None and config.mode == "ssd" else None
         scheduler = _scheduler(config, sizes, blocks)
         planner = RoundPlanner(config.mode, config.speculation, cache)
-        loop = _Loop(runtime, hub, frontend, target, draft, scheduler, planner, times)
+        reporter = Reporter(frontend, planner, runtime.log)
+        desk = RequestDesk(runtime.log, hub, frontend, scheduler, planner, times, draft, reporter)
+        loop = _Loop(runtime, hub, desk, target, draft, scheduler, planner, times, reporter)
         if draft is not None and can_lease(facts):
             records = RoundRecords.open(
                 runtime.rundir.segment(channels.RECORDS), sizes.slots, sizes.k
@@ -77,7 +71,7 @@ def run(runtime: Runtime) -> None:
         try:
             loop.serve()
         except PeerLost as error:
-            loop.fail_all(str(error))
+            desk.fail_all(str(error))
             raise
 
 
@@ -97,28 +91,28 @@ class _Loop:
         self,
         runtime: Runtime,
         hub: Hub,
-        frontend: FrontendPort,
+        desk: RequestDesk,
         target: TargetPort,
         draft: DraftPort | None,
         scheduler: Scheduler,
         planner: RoundPlanner,
         times: RoundTimes,
+        reporter: Reporter,
     ) -> None:
         self._runtime = runtime
         self._hub = hub
-        self._frontend = frontend
+        self._desk = desk
         self._target = target
         self._draft = draft
         self._scheduler = scheduler
         self._planner = planner
         self._times = times
+        self._reporter = reporter
         self._synthetic = SyntheticOutcomes.of(runtime.config.speculation)
         if self._synthetic is not None:
             label = self._synthetic.label
             runtime.log.warning(f"synthetic acceptance ({label}): the text means nothing")
-        self._arrived: list[ToScheduler] = []
         self._leases: LeaseFollower | None = None
-        self._reporter = Reporter(frontend, planner, runtime.log)
 
     def lease(self, records: RoundRecords, waiter: Waiter) -> None:
         """Let rounds run on the GPUs alone where they can."""
@@ -128,7 +122,7 @@ class _Loop:
                 Leases(self._scheduler, self._planner, spec, self._synthetic),
                 records,
                 self._target,
-                self._has_mail,
+                self._desk.has_mail,
                 waiter,
                 self._times,
                 self._leased_round,
@@ -149,9 +143,8 @@ class _Loop:
                 self._times.idle()
                 self._look_for_draft()
                 self._flush_drops()
-                self._frontend.wait(IDLE_POLL)
-                self._receive()
-            self._take_requests()
+                self._desk.wait(IDLE_POLL)
+            self._desk.attend()
             if self._scheduler.has_work:
                 self._round()
 
@@ -235,11 +228,11 @@ class _Loop:
             draft.read, late = self._leases.follow(leased)
             if late:
                 draft.missed("branches")
-            self._receive()
+            self._desk.receive()
             return None
         if draft is not None and planner.drafting:
             draft.drain(planner)
-        self._receive()
+        self._desk.receive()
         return self._target.result(step.number)
 
     def _grant(self, step: Step) -> Leased | None:
@@ -250,7 +243,7 @@ class _Loop:
             return None
         if draft.losses and not can_lease(self._hub.facts()):
             return None
-        if planner.effort != planner.efforts.full:
+        if planner.effort != planner.pace.efforts.full:
             return None  # the GPU follows rounds of the configured kind only
         return self._leases.grant(step)
 
@@ -272,7 +265,7 @@ class _Loop:
         replayed = []
         for row, outcome in zip(step.sampled, result.outcomes, strict=True):
             chain = chains.get(row.request.slot, 0)
-            cached = self._planner.cached_tokens(row.request)
+            cached = self._planner.cached.recovery_tokens(row.request)
             replayed.append(self._synthetic.replace(outcome, chain, row.request.rid, cached))
         return replayed
 
@@ -281,60 +274,3 @@ class _Loop:
         dropped = self._scheduler.take_dropped()
         if dropped and self._draft is not None and self._planner.drafting:
             self._draft.send(DraftPlan(round=0, rows=[], drop=dropped))
-
-    # ------------------------------------------------------------ requests
-
-    def _receive(self) -> None:
-        """Fetch what the frontend has sent; a socket is looked at while the target computes, since
-        between two steps even that is felt."""
-        while (message := self._frontend.receive()) is not None:
-            self._arrived.append(message)
-
-    def _has_mail(self) -> bool:
-        """Whether a message of the frontend waits for the end of a lease."""
-        self._receive()
-        return bool(self._arrived)
-
-    def _take_requests(self) -> None:
-        if not self._arrived:
-            return
-        arrived, self._arrived = self._arrived, []
-        self._reporter.tell()  # what is known of a request goes before what ends it
-        for message in arrived:
-            if isinstance(message, AddRequest):
-                self._add(message)
-            elif isinstance(message, AbortRequest):
-                self._abort(message)
-            elif isinstance(message, StatsRequest):
-                trouble = self._draft.trouble if self._draft is not None else ""
-                stats = self._reporter.figures(self._scheduler, self._times, self._draft)
-                stats["hub_bad_messages"] = self._hub.bad_messages
-                states = self._hub.states()
-                self._frontend.send(SchedulerStats(message.token, stats, states, trouble))
-
-    def _add(self, message: AddRequest) -> None:
-        request = Request.from_message(message, self._planner.hash0(message.key), BlockTable())
-        try:
-            self._scheduler.add(request)
-        except RequestError as error:
-            self._frontend.reject(message.rid, error)
-            return
-        self._runtime.log.info("add", rid=message.rid, prompt_tokens=request.prompt_len)
-
-    def _abort(self, message: AbortRequest) -> None:
-        request = self._scheduler.abort(message.rid)
-        if request is None:
-            return
-        self._planner.forget(request)
-        self._runtime.log.info("abort", rid=message.rid, reason=message.reason)
-        if message.reason == "stop":
-            self._frontend.send(TokensOut(message.rid, [], 0, "stop", request.stats()))
-
-    def fail_all(self, reason: str) -> None:
-        """Tell every request that the pipeline is going down."""
-        error = RequestError(503, f"pipeline stopped: {reason}")
-        # Without a frontend there is nobody to tell, and the first loss is the one to report.
-        with contextlib.suppress(PeerLost):
-            self._reporter.tell()
-            for request in list(self._scheduler.requests()):
-                self._frontend.reject(request.rid, error)

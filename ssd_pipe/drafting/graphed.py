@@ -1,7 +1,7 @@
 """The draft's passes on CUDA graphs: backup steps, the glue pass, and the tree of branches.
 
 Where more than temperature and shared noise shapes the choices (filters, processors, the rejection
-rule), the graphs still make the forward passes and the Speculator chooses from their logits.
+rule), the graphs still make the forward passes and ``DraftPasses`` chooses from their logits.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ class Branches:
     """The branches of one row that this worker extends.
 
     Attributes:
+        chain: the tokens under verification.
         outcomes: (k, t*) of each, likeliest first; place i in this worker's part of the cache.
         total: branches of the row, all workers together.
         share: which of them are this worker's.
@@ -34,6 +35,7 @@ class Branches:
 
     row: DraftRow
     trunk: Trunk
+    chain: list[int]
     outcomes: Sequence[tuple[int, int]]
     total: int
     share: Share
@@ -73,12 +75,12 @@ class Tree:
     def size(self) -> int:
         return self.forked or sum(len(branches.outcomes) for branches in self.rows.values())
 
-    def suffixes(self, chains: dict[int, list[int]]) -> Suffixes:
-        """What each branch says after the committed tokens; ``chains`` by slot."""
+    def suffixes(self) -> Suffixes:
+        """What each branch says after the committed tokens."""
         return Suffixes(
             [
-                (branches.trunk.rules, [*chains[slot][:k], token])
-                for slot, branches in self.rows.items()
+                (branches.trunk.rules, [*branches.chain[:k], token])
+                for branches in self.rows.values()
                 for k, token in branches.outcomes
             ]
             if any(branches.trunk.rules is not None for branches in self.rows.values())

@@ -68,3 +68,9 @@ class Trunk:
 
 Feed = tuple[Trunk, int, list[int], int]
 """(trunk, start, tokens to feed there, index of the first whose logits are wanted)."""
+
+
+def mark_fed(feeds: Sequence[Feed]) -> None:
+    """Record that a pass wrote these."""
+    for trunk, start, tokens, _ in feeds:
+        trunk.fed(start, tokens)

@@ -21,7 +21,8 @@ from ipc.round_records import MAX_STOPS, Record
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
-from ssd_pipe.engine.scheduler import Emission, Scheduler, Step
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
 
 MAX_ROUNDS = 64

@@ -12,7 +12,8 @@ from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import RowOutcome
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request
-from ssd_pipe.engine.scheduler import Scheduler, Step
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import Step
 
 BLOCK, MAX_LEN = 4, 200
 

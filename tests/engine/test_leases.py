@@ -26,7 +26,8 @@ from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
-from ssd_pipe.engine.scheduler import Emission, Scheduler
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import Emission
 
 K, BLOCK, SLOTS, MAX_LEN, VOCAB = 3, 4, 3, 60, 9
 SPEC = SpeculationSection(k=K, backup="none", adaptive=False)
@@ -310,8 +311,8 @@ def test_what_a_gpu_can_judge_alone(more: dict[str, Any], expected: bool) -> Non
 def test_policies() -> None:
     planner = RoundPlanner("ssd", SpeculationSection(k=K), None)
     assert planner.lease_policy(1) == (rr.WAIT_BRANCHES | 1, K, False)
-    planner.times.observe("step", 1e-6)
-    planner.times.observe_verify(K + 1, 1.0)
+    planner.pace.times.observe("step", 1e-6)
+    planner.pace.times.observe_verify(K + 1, 1.0)
     assert planner.lease_policy(1).waits == rr.WAIT_BRANCHES | 0b111
     assert planner.lease_policy(2).waits == rr.WAIT_BRANCHES | 1
     for backup, expected in (("none", -1), ("ngram", 0), ("jit", K)):

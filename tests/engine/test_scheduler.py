@@ -13,7 +13,8 @@ from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import RowOutcome
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
 from ssd_pipe.engine.request import Request, Status
-from ssd_pipe.engine.scheduler import Scheduler, Step
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import Step
 from ssd_pipe.errors import RequestError
 
 K, BLOCK, BUDGET, SLOTS, MAX_LEN = 3, 4, 24, 4, 60

@@ -17,7 +17,8 @@ from ipc.messages.client import (
 from ipc.messages.requests import AbortRequest, Rejected, RequestStats, TokensOut
 from ipc.messages.sampling import NoiseKey, Processors
 from ipc.messages.target import Logprobs
-from procs.frontend import FAREWELL, STATS_WAIT
+from procs.frontend import FAREWELL
+from procs.latest_stats import STATS_WAIT
 from ssd_pipe.endpoint import MAX_MESSAGE
 from ssd_pipe.params import SamplingParams, derived_seed
 from tests.frontend_peer import MAX_LEN, TIMEOUT_MS, Pipeline, pipeline

@@ -18,7 +18,7 @@ from models.cuda.rounds import RoundTables, TreePublisher, table_words
 from ssd_pipe.config import PipelineConfig, branch_budget
 from ssd_pipe.drafting.leased import RecordPlans
 from ssd_pipe.engine.leases import Leased, Leases
-from ssd_pipe.engine.scheduler import Emission, Step
+from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.verification.leased import LeasedRounds
 from tests.rounds.local_pipeline import LocalPipeline
 

@@ -23,13 +23,15 @@ from models.transformer import Transformer
 from ssd_pipe.config import Mode, PipelineConfig, branch_budget
 from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager, BlockTable
+from ssd_pipe.engine.draft_plans import draft_start
 from ssd_pipe.engine.effort import Effort
 from ssd_pipe.engine.partition import Share, part_entries, with_backups
 from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
-from ssd_pipe.engine.scheduler import Scheduler, Step
+from ssd_pipe.engine.scheduler import Scheduler
 from ssd_pipe.engine.speculation_cache import SpeculationCache
+from ssd_pipe.engine.step import Step
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
 
@@ -180,8 +182,8 @@ class LocalPipeline:
     def find_draft(self) -> None:
         """Another draft, or the same one, comes back and has forgotten everything."""
         self.planner.drafting = True
-        self.planner.effort = self.planner.efforts.full  # nobody decides here round by round
-        begin = [self.planner.begin(request) for request in self.scheduler.running]
+        self.planner.effort = self.planner.pace.efforts.full  # nobody decides here round by round
+        begin = [draft_start(request) for request in self.scheduler.running]
         for speculator in self.speculators:
             speculator.apply(DraftPlan(round=0, rows=[], fresh=True))
             speculator.apply(DraftPlan(round=0, rows=[], begin=begin))

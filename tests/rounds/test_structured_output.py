@@ -16,8 +16,8 @@ import torch
 from ipc.messages.sampling import NoiseKey, Processors
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
-from ssd_pipe.drafting import speculator
-from ssd_pipe.engine.scheduler import FAILED
+from ssd_pipe.drafting import growth
+from ssd_pipe.engine.step import FAILED
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.sampling.shared_noise import judge
 from ssd_pipe.text.response_format import grammar_of
@@ -152,7 +152,7 @@ def test_the_draft_sees_the_mask_everywhere(
 ) -> None:
     """A draft equal to the target, given the time, is accepted to the last token but those that
     would follow the end."""
-    monkeypatch.setattr(speculator, "MASK_SECONDS", 60.0)
+    monkeypatch.setattr(growth, "MASK_SECONDS", 60.0)
     target = models["target"]
     prompt = prompt_of(target)
     config = settings(rule=rule, backup="jit")
@@ -168,7 +168,7 @@ def test_the_draft_sees_the_mask_everywhere(
 def test_without_time_for_masks_only_speed_is_lost(
     models: dict[str, Path], grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(speculator, "MASK_SECONDS", 0.0)
+    monkeypatch.setattr(growth, "MASK_SECONDS", 0.0)
     target = models["target"]
     prompt = prompt_of(target)
     key = key_of("schema", "sampled", prompt)

@@ -1,0 +1,143 @@
+"""The fork of a round: which outcomes of the verification under way get a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ssd_pipe.config import SpeculationSection, fan_out_counts
+from ssd_pipe.drafting.candidates import TOP_CANDIDATES, ChainScores
+from ssd_pipe.drafting.outcomes import OutcomePredictor
+from ssd_pipe.drafting.passes import DraftPasses
+from ssd_pipe.drafting.round_row import RoundRow
+from ssd_pipe.drafting.tree import Branches, Tree
+from ssd_pipe.drafting.trunk import mark_fed
+from ssd_pipe.engine import fanout
+from ssd_pipe.engine.effort import Effort
+from ssd_pipe.engine.partition import Share
+from ssd_pipe.engine.speculation_cache import SpeculationCache
+from ssd_pipe.sampling.noise import ACCEPT, round_stream, row_keys, uniforms
+
+if TYPE_CHECKING:
+    from ssd_pipe.drafting.graphed import Forked
+
+MISS_EXPONENT = 0.7
+"""Power-law exponent r of the miss rate against fan-out (Kumar et al., arXiv 2603.03251, Theorem
+12)."""
+
+Choice = tuple[int, int, float, list[int]]
+"""How the GPU is to choose a row's branches; see ``models.cuda.fork.ForkRow``."""
+
+
+class Forks:
+    """Chooses the branches and announces them in the speculation cache.
+
+    Args:
+        cache: the part of worker ``share``.
+        predictor: says how likely each outcome is.
+        taper: share of the branches that go on to the next depth.
+    """
+
+    def __init__(
+        self,
+        passes: DraftPasses,
+        cache: SpeculationCache,
+        predictor: OutcomePredictor,
+        spec: SpeculationSection,
+        share: Share,
+        taper: float,
+    ) -> None:
+        self._passes = passes
+        self._cache = cache
+        self._predictor = predictor
+        self._spec = spec
+        self._share = share
+        self._taper = taper
+        hit = fan_out_counts(spec.fan_out, spec.k)
+        miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
+        self._counts = {False: hit, True: miss}  # by row.plan.after_miss
+
+    def fork(self, rows: Sequence[RoundRow], number: int, effort: Effort) -> Tree:
+        """Glue pass and choice of branches; publishes the outcomes with no tokens yet.
+
+        Those for leased round ``number`` are published by the GPU that extends them; 0 is a round
+        without a lease.
+        """
+        tokens, scores, own = self._passes.candidates(rows)
+        tree = Tree(number=number)
+        first = 0
+        for row in rows:
+            plan, trunk, chain = row
+            span = slice(first, first + len(chain) + 1)
+            first = span.stop
+            found = ChainScores(
+                tokens[span], scores[span], chain, own[span][: len(chain)], _tests(row)
+            )
+            ranked = self._select(row, found, effort.branches)
+            self._predictor.ask(plan.slot, found)
+            outcomes = self._share.of(plan.slot, ranked)
+            branches = Branches(plan, trunk, chain, outcomes, len(ranked), self._share)
+            tree.rows[plan.slot] = branches
+            if not number:
+                partly = self._taper < 1 or effort.k < self._spec.k
+                goals = branches.goals(effort.k, self._taper) if partly else None
+                entries = [(plan.prefix_hash, k, t) for k, t in outcomes]
+                self._cache.begin_round(plan.slot, entries, goals)
+        return tree
+
+    def fork_on_gpu(self, rows: Sequence[RoundRow], number: int) -> tuple[Forked, Tree] | None:
+        """``fork`` for leased round ``number`` and the tree's first step without the host between;
+        None, with nothing done, if a row needs more than that."""
+        graphs = self._passes.choosing([row.trunk for row in rows])
+        if graphs is None or self._spec.allocation == "geometric":
+            return None
+        feeds = [row.feed() for row in rows]
+        choices = [self._choice(row, feed[3]) for row, feed in zip(rows, feeds, strict=True)]
+        slots = [row.plan.slot for row in rows]
+        hashes = [row.plan.prefix_hash for row in rows]
+        forked = graphs.fork(feeds, slots, hashes, number, choices)
+        if forked is None:
+            return None
+        mark_fed(feeds)
+        for i, (row, choice) in enumerate(zip(rows, choices, strict=True)):
+            self._predictor.ask(row.plan.slot, forked.pending(i, choice[0], row.chain))
+        return forked, Tree(number=number, forked=sum(budget for _, budget, _, _ in choices))
+
+    def _choice(self, row: RoundRow, first: int) -> Choice:
+        counts, length = self._counts[row.plan.after_miss], len(row.chain)
+        limits = [TOP_CANDIDATES] * (length + 1)
+        if self._spec.allocation != "confidence":
+            whole = length == self._spec.k
+            limits = counts if whole else fanout.uniform(sum(counts), length)
+        return first, sum(counts), self._predictor.tau(row.trunk.key), limits
+
+    def _select(self, row: RoundRow, scores: ChainScores, most: int) -> list[tuple[int, int]]:
+        """The outcomes (k, t*) of a row that all workers together extend, at most ``most``,
+        likeliest first."""
+        counts, allocation = self._counts[row.plan.after_miss], self._spec.allocation
+        accept, weights = self._predictor.weights(row.trunk.key, scores)
+        length = len(row.chain)
+        # The chain's own token cannot be the recovery token.
+        own = np.append(np.array(row.chain, np.int64), -1)[:, None]
+        tokens = np.where(scores.tokens == own, -1, scores.tokens)
+        budget = min(sum(counts), most)
+        per_k: list[int] | None = None
+        if allocation == "geometric":
+            acceptance = float(accept.mean()) if length else 0.5
+            per_k = fanout.geometric(budget, length, acceptance, MISS_EXPONENT)
+        elif allocation != "confidence":
+            whole = length == self._spec.k and budget == sum(counts)
+            per_k = counts if whole else fanout.uniform(budget, length)
+        return fanout.select_branches(tokens, weights, accept, per_k, budget)
+
+
+def _tests(row: RoundRow) -> np.ndarray | None:
+    """Uniforms float64 [K] that will test a chain drawn from the draft; None without."""
+    length = len(row.chain)
+    if not row.plan.handover or not length:
+        return None
+    offsets = np.arange(length)
+    streams = round_stream(ACCEPT, offsets)
+    return uniforms(row_keys([row.trunk.key.seed], len(row.trunk.tokens) + offsets, streams))
