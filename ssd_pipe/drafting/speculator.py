@@ -3,9 +3,9 @@
 The order of a round, for all of its rows together:
 
 1. *backup*: rows whose outcome was a miss get a chain just in time, token by token (``backups``);
-2. *glue*: one pass over what each trunk lacks, and the chain under verification (``passes``);
 2. *glue*: one pass over what each trunk lacks and the chain under verification (``passes``);
-   by the chances that ``outcomes`` gives them);
+3. *fork*: the outcomes worth speculating on, out of the K + 1 rows of the glue pass (``forks``, by
+   the chances that ``outcomes`` gives them);
 4. *branches*: K passes, each extends every branch of every row by one token, published at once
    (``growth``).
 
