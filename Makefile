@@ -14,7 +14,7 @@ SOURCES := ssd_pipe procs ipc models bench tests
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WANTED := $(shell printf '%s' '$(TORCH) $(TORCH_INDEX)' | cksum | cut -d' ' -f1)
 INSTALLED := $(VENV)/installed-$(WANTED)
-INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+INDEX := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 .PHONY: demo test test-all lint types pull clean
 
@@ -42,11 +42,13 @@ $(BIN)/python:
 
 # A stamp per set of dependencies and torch; both reinstall when pyproject.toml changes.
 $(INSTALLED): pyproject.toml | $(BIN)/python
-	$(PIP) $(INDEX) "$(TORCH)" -e .
+	$(PIP) $(INDEX) "$(TORCH)"
+	$(PIP) "$(TORCH)" -e .
 	touch $@
 
 $(INSTALLED)-dev: pyproject.toml | $(BIN)/python
-	$(PIP) $(INDEX) "$(TORCH)" -e ".[dev]"
+	$(PIP) $(INDEX) "$(TORCH)"
+	$(PIP) "$(TORCH)" -e ".[dev]"
 	touch $@ $(INSTALLED)
 
 clean:

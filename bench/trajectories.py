@@ -80,8 +80,8 @@ def read_rounds(log_dir: Path, cached: bool, since: float = 0.0) -> list[list[Ro
     rounds: dict[int, list[Round]] = {}
     finished: set[int] = set()
     decoder = msgspec.json.Decoder(_Line)
-    log = log_dir / "scheduler.jsonl"
-    for line in log.read_bytes().splitlines() if log.exists() else ():
+    logs = (log_dir / "scheduler.1.jsonl", log_dir / "scheduler.jsonl")
+    for line in [x for log in logs if log.exists() for x in log.read_bytes().splitlines()]:
         if not any(word in line for word in (b'"round"', b'"add"', b'"finish"')):
             continue
         entry = decoder.decode(line)

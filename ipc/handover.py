@@ -1,9 +1,11 @@
 """Draft distributions of the chain under verification, from the draft to target rank 0.
 
 Only the rejection rule needs them. The draft copies the rows of the chosen branch here while the
-target's forward pass runs; the target takes them at the end of it. Two buffers a slot, taken in
-turn by hand-over number, so that a late reader never sees the next round's rows. Each of several
-draft workers has a segment of its own; the number says whose it is (``engine.partition``).
+target's forward pass runs; the target takes them at the end of it, before the next plan goes out.
+A slot has two buffers, chosen by the parity of the hand-over number. Numbers rise over all slots,
+so both may serve or only one: what keeps rows from being overwritten while they are read is that
+the draft gets its next plan after the target's result. Each of several draft workers has a segment
+of its own; the number says whose it is (``engine.partition``).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from ipc.errors import ConfigError, ResourceError
 
 SOCKET_PATH_LIMIT = 107  # bytes, sockaddr_un.sun_path without its final NUL
 SOCKET_NAME_ROOM = 28  # bytes kept for "/<name>.sock"
+OWNED = "llm-"  # prefix of runs that a program has for itself
 _NEW = ".new-"
 _MIB = 1 << 20
 
@@ -225,8 +226,9 @@ def list_runs(shm_dir: str | Path) -> list[str]:
 
 
 def find_run(shm_dir: str | Path, name: str = "") -> Path:
-    """Directory of a live run without holding it, for clients. Empty name: the only live run.
+    """Directory of a live run without holding it, for clients.
 
+    Empty name: the only live run that no program has for itself, else the only one there is.
     Raises ResourceError if there is none, or several and no name.
     """
     base = _base(shm_dir)
@@ -235,7 +237,8 @@ def find_run(shm_dir: str | Path, name: str = "") -> Path:
         if not path.is_dir():
             raise ResourceError(f"no run {name!r} in {base}")
         return path
-    names = list_runs(shm_dir)
+    every = list_runs(shm_dir)
+    names = [name for name in every if not name.startswith(OWNED)] or every
     if len(names) != 1:
         found = f"several runs, name one: {', '.join(names)}" if names else "no run"
         raise ResourceError(f"{base}: {found}")

@@ -211,8 +211,11 @@ def _path(runtime: Runtime, name: str) -> Path:
 def _say(runtime: Runtime, name: str, word: _Word) -> None:
     path = _path(runtime, name)
     fresh = path.with_name(f".{name}-{os.getpid()}")
-    fresh.write_bytes(msgspec.msgpack.encode(word))
-    fresh.rename(path)
+    try:
+        fresh.write_bytes(msgspec.msgpack.encode(word))
+        fresh.rename(path)
+    except OSError as error:
+        raise ResourceError(f"{path}: {error.strerror}") from None
 
 
 def _hear(runtime: Runtime, name: str, meant: Callable[[_Word], bool]) -> _Word:

@@ -178,18 +178,24 @@ class Frontend:
             return
         try:
             self._add(key, group, submit, self._intake.now(submit), arrived)
-        except RequestError as error:
-            self._refuse_key(key, error)
+        except Exception as error:
+            self._refuse_key(key, self._as_refusal(error, submit))
 
     async def _submit_long(self, key: Key, group: Group, submit: Submit, arrived: int) -> None:
         try:
             prepared = await self._intake.later(submit)
-        except RequestError as error:
+            if self._open.get(key) is group:  # else it was cancelled meanwhile
+                self._add(key, group, submit, prepared, arrived)
+        except Exception as error:
             if self._open.get(key) is group:
-                self._refuse_key(key, error)
-            return
-        if self._open.get(key) is group:  # else it was cancelled meanwhile
-            self._add(key, group, submit, prepared, arrived)
+                self._refuse_key(key, self._as_refusal(error, submit))
+
+    def _as_refusal(self, error: Exception, submit: Submit) -> RequestError:
+        """What the client is told; a defect that one request brings to light fails that one."""
+        if isinstance(error, RequestError):
+            return error
+        self._runtime.log.error("request failed", id=submit.id, exc_info=error)
+        return RequestError(500, f"internal error: {type(error).__name__}: {error}")
 
     def _add(
         self, key: Key, group: Group, submit: Submit, prepared: Prepared, arrived: int
@@ -334,7 +340,12 @@ class Frontend:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._runtime.log.error("task failed", exc_info=error)
 
     def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Fail every request."""

@@ -41,6 +41,7 @@ class OpenRequest:
     first_ns: int = 0
     last_ns: int = 0
     rounds: int = 0
+    drafts: int = 0
     accepted: int = 0
     stats: RequestStats | None = None
     index: int = 0
@@ -109,7 +110,9 @@ class OpenRequest:
     def metrics(self) -> RequestMetrics:
         """Measured so far; ``queue_time`` counts until the scheduler took the request up."""
         now = time.monotonic_ns()
-        stats = self.stats or RequestStats(rounds=self.rounds, accepted=self.accepted)
+        stats = self.stats or RequestStats(
+            rounds=self.rounds, drafts=self.drafts, accepted=self.accepted
+        )
         first = self.first_ns or now
         scheduled = stats.scheduled_ns or first
         begun, ended = stats.first_token_ns or first, stats.last_token_ns or self.last_ns or now
@@ -127,14 +130,13 @@ class OpenRequest:
             if decoding > 0 and self.output_tokens > 1
             else 0.0,
             rounds=stats.rounds,
+            drafts=stats.drafts,
             drafted_tokens=stats.drafted,
             accepted_tokens=stats.accepted,
             cache_hits=stats.hits,
             cache_misses=stats.misses,
             cached_prompt_tokens=stats.cached_prompt_tokens,
-            accepted_mean=stats.accepted / stats.rounds
-            if stats.rounds and self.speculative
-            else None,
+            accepted_mean=stats.accepted / stats.drafts if stats.drafts else None,
             hit_rate=stats.hits / queries if queries else None,
             synthetic=self.synthetic,
         )
@@ -147,6 +149,7 @@ class OpenRequest:
             self.first_ns = self.last_ns
         elif self.speculative:
             self.rounds += 1
+        self.drafts += bool(out.drafted)
         self.accepted += out.accepted
         self.stats = out.stats or self.stats
 

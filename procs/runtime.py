@@ -56,6 +56,7 @@ class Runtime:
         returning: it takes the place of a process that is gone, while the others go on.
         notes: what people who ask for the pipeline's state should know of this process.
         link: connection to the hub; None in the hub's own process.
+        announces: whether it says on stderr that it waits for the others, and that all are ready.
     """
 
     def __init__(
@@ -82,6 +83,12 @@ class Runtime:
         self.returning = False
         self.notes: dict[str, str] = {}
         self.link: HubLink | None = None
+        self.announces = False
+
+    def announce(self, text: str) -> None:
+        """Say on stderr how the start goes, where nobody shows the log."""
+        if self.announces:
+            print(f"{self.name} of run {self.rundir.name}: {text}", file=sys.stderr, flush=True)
 
     def alive(self) -> None:
         """The main loop turns. Due more often than ``run.beat_timeout`` once ready."""
@@ -101,6 +108,7 @@ class Runtime:
             self.log.info("ready", **facts)
             group = self.link.ready(facts, self.config.run.ready_timeout, self.notes)
         self.pulse.begin()
+        self.announce("ready")
         # What was loaded stays; without this every full collection walks through it mid-round.
         gc.collect()
         gc.freeze()
@@ -151,6 +159,7 @@ def run_process(
     need_bytes: int = 0,
     hub_endpoint: str = "",
     pretty_logs: bool | None = None,
+    announces: bool = False,
 ) -> int:
     """Run one process of a pipeline in this process's main thread; returns its exit status.
 
@@ -162,6 +171,7 @@ def run_process(
         need_bytes: shared memory the run needs, if this process is the first and makes it.
         hub_endpoint: address of the hub; empty = the socket in the run directory.
         pretty_logs: see logs.configure.
+        announces: see Runtime.
 
     Started by a supervisor, which says so in SSD_SUPERVISOR_PID, the process gets SIGTERM when
     the supervisor's thread that started it ends.
@@ -185,6 +195,8 @@ def run_process(
             threads = _take_cores(role, rank, config)
             runtime = Runtime(role, rank, config, rundir, log, stopping, threads)
             runtime.cores = cores
+            runtime.announces = announces
+            runtime.announce("waiting for the others")
             log.info("start", pid=os.getpid(), run=rundir.name, threads=threads)
             if role == HUB_ROLE:
                 runtime.choose_transport()

@@ -36,6 +36,7 @@ from ssd_pipe.engine.scheduler import Scheduler
 from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
 from ssd_pipe.errors import PeerLost
+from ssd_pipe.threads import on_cpu
 
 IDLE_POLL = 0.2  # seconds
 
@@ -83,7 +84,13 @@ def _scheduler(config: PipelineConfig, sizes: Dimensions, blocks: int) -> Schedu
         max_batched_tokens=config.scheduler.max_batched_tokens,
         lookahead=config.speculation.k if config.speculative else 0,
         max_waiting=config.scheduler.max_waiting,
+        long_prefill=_long_prefill(config),
     )
+
+
+def _long_prefill(config: PipelineConfig) -> int:
+    given = config.scheduler.long_prefill_token_threshold
+    return given or (config.scheduler.max_batched_tokens // 4 if on_cpu(config) else 0)
 
 
 class _Loop:

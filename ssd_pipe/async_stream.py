@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _COUNTS = (
     "output_tokens",
     "rounds",
+    "drafts",
     "drafted_tokens",
     "accepted_tokens",
     "cache_hits",
@@ -137,7 +138,6 @@ def _summed(metrics: list[RequestMetrics]) -> RequestMetrics | None:
 
     counts = {name: total(name) for name in _COUNTS}
     queries = counts["cache_hits"] + counts["cache_misses"]
-    speculative = any(m.accepted_mean is not None for m in metrics)
     return RequestMetrics(
         prompt_tokens=metrics[0].prompt_tokens,
         cached_prompt_tokens=metrics[0].cached_prompt_tokens,
@@ -145,9 +145,7 @@ def _summed(metrics: list[RequestMetrics]) -> RequestMetrics | None:
         time_to_first_token=min(m.time_to_first_token for m in metrics),
         total_time=max(m.total_time for m in metrics),
         decode_rate=sum(m.decode_rate for m in metrics),
-        accepted_mean=counts["accepted_tokens"] / counts["rounds"]
-        if counts["rounds"] and speculative
-        else None,
+        accepted_mean=counts["accepted_tokens"] / counts["drafts"] if counts["drafts"] else None,
         hit_rate=counts["cache_hits"] / queries if queries else None,
         synthetic=any(m.synthetic for m in metrics),
         **counts,

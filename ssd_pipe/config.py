@@ -163,12 +163,15 @@ class SchedulerSection(Section, frozen=True, kw_only=True):
         max_model_len: prompt + output tokens of one request; 0 = the target's own limit.
         max_batched_tokens: tokens of one target step; a longer prompt is served in chunks, and
             chains get shorter where a round of all sequences would not fit.
+        long_prefill_token_threshold: most tokens of one prompt in a step; 0 = a quarter of
+            ``max_batched_tokens`` on a CPU, where every token of a chunk costs its time, else all.
         max_waiting: requests waiting; one more is refused with 429.
     """
 
     max_num_seqs: int = 64
     max_model_len: int = 0
     max_batched_tokens: int = 512
+    long_prefill_token_threshold: int = 0
     max_waiting: int = 256
 
 
@@ -352,6 +355,8 @@ def _check_ranges(config: PipelineConfig) -> None:
     within("scheduler.max_num_seqs", config.scheduler.max_num_seqs, 1, 256)
     within("scheduler.max_model_len", config.scheduler.max_model_len, 0, 2**20)
     within("scheduler.max_batched_tokens", config.scheduler.max_batched_tokens, 16, 2**16)
+    threshold = config.scheduler.long_prefill_token_threshold
+    within("scheduler.long_prefill_token_threshold", threshold, 0, 2**16)
     within("scheduler.max_waiting", config.scheduler.max_waiting, 1, 2**20)
     if config.scheduler.max_batched_tokens < config.scheduler.max_num_seqs:
         raise ConfigError(

@@ -11,8 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import shutil
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 from ssd_pipe.log_file import LogFile
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+KEPT_RUNS = 100
+_UNNAMED = re.compile(r"(run|llm-\d+)-[0-9a-f]{8}")
 _STDERR_LEVEL = {"warning", "error", "critical", "exception"}
 
 
@@ -139,6 +144,16 @@ def log_folder(log_dir: str, run: str) -> Path:
         return Path(log_dir).expanduser() / run
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "ssd-pipe" / "logs" / run
+
+
+def expire(parent: Path, live: Collection[str], keep: int = KEPT_RUNS) -> None:
+    """Remove the logs of unnamed runs but the latest ``keep``; those of ``live`` runs stay."""
+    with contextlib.suppress(OSError):
+        folders = [f for f in parent.iterdir() if _UNNAMED.fullmatch(f.name) and f.is_dir()]
+        folders.sort(key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+        for folder in folders[keep:]:
+            if folder.name not in live:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from ipc.rundir import OWNED
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import PeerLost
 from ssd_pipe.prctl import end_with_parent
@@ -27,7 +28,7 @@ def up_command(config: PipelineConfig, folder: Path) -> list[str]:
 
     A run without a name gets a fresh one.
     """
-    name = config.run.name or f"llm-{os.getpid()}-{secrets.token_hex(4)}"
+    name = config.run.name or f"{OWNED}{os.getpid()}-{secrets.token_hex(4)}"
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=name))
     file = folder / "config.toml"
     file.write_text(to_toml(config), encoding="utf-8")

@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from ipc.messages.hub import ProcessState
-from ipc.rundir import RunDir
-from ssd_pipe import preflight, ready_file
+from ipc.rundir import RunDir, list_runs
+from ssd_pipe import logs, preflight, ready_file
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
@@ -29,7 +29,6 @@ from ssd_pipe.gateway_address import address, listen, usable_endpoint
 from ssd_pipe.group import ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.life import Life
-from ssd_pipe.logs import log_folder
 from ssd_pipe.relay import Relay, Sink
 from ssd_pipe.restarts import RestartBudget
 from ssd_pipe.threads import check_cpus
@@ -181,7 +180,8 @@ class Supervisor:
         run = msgspec.structs.replace(self.config.run, name=run_dir.name)
         self.config = msgspec.structs.replace(self.config, run=run)
         self.endpoint = local_endpoint(run_dir)
-        self.log_dir = log_folder(run.log_dir, run.name)
+        self.log_dir = logs.log_folder(run.log_dir, run.name)
+        logs.expire(self.log_dir.parent, list_runs(run.shm_dir))
         self._sink.open_file(self.log_dir / "supervisor.jsonl", run.log_limit)
         ready_file.write_atomically(run_dir.config, msgspec.json.encode(self.config))
         self._remove_ready_file()

@@ -51,7 +51,7 @@ def process_cores(
     cores = available_cores() if cores is None else list(cores)
     sections: dict[str, ModelSection] = {"target": config.target, "draft": config.draft}
     own = sections[role].cpus if role in sections else config.run.cpus
-    if own or config.mode != "ssd" or not _computes_here(config):
+    if own or config.mode != "ssd" or not on_cpu(config):
         return own
     target = config.target.cpus
     drafting = config.draft.cpus
@@ -66,7 +66,7 @@ def process_cores(
     return target if role == "target" else drafting
 
 
-def _computes_here(config: PipelineConfig) -> bool:
+def on_cpu(config: PipelineConfig) -> bool:
     """Whether the models run on CPU cores."""
     devices = {config.target.device, config.draft.device}
     return devices == {"cpu"} or (devices <= {"cpu", "auto"} and not has_gpu())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import time
 import warnings
@@ -181,3 +182,15 @@ def test_a_file_without_limit_or_taken_away_goes_on(tmp_path: Path) -> None:
     log.info("first")
     log.info("second")
     assert [line["event"] for line in lines(path)] == ["first", "second"]
+
+
+def test_logs_of_unnamed_runs_go_when_there_are_too_many(tmp_path: Path) -> None:
+    named = ["mine", "run-12345678-kept", "notes"]
+    unnamed = [f"run-{i:08x}" for i in range(4)] + ["llm-77-0123abcd"]
+    for age, name in enumerate([*named, *unnamed]):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scheduler.jsonl").touch()
+        os.utime(tmp_path / name, (1000 + age, 1000 + age))
+    logs.expire(tmp_path, live=["run-00000000"], keep=2)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*named, "run-00000000", "run-00000003", "llm-77-0123abcd"}

@@ -40,6 +40,9 @@ def test_a_pair_of_shapes_passes_the_checks_without_files(
     config = config_from_mapping(pair | {"scheduler": {"max_model_len": 512}})
     assert load_format(config.target) == "dummy"
     assert check_models(config).vocab_size == 128256
+    config = config_from_mapping(pair | {"target": {**pair["target"], "tp": 12}})
+    with pytest.raises(ModelError, match="32 heads with 8 KV heads cannot be split over tp = 12"):
+        check_models(config)
 
 
 def test_an_unknown_shape_and_weights_of_a_shape_are_refused() -> None:

@@ -58,7 +58,8 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Measured by the pipeline for one finished request.
 
     Times are seconds. ``decode_rate`` counts tokens after the first, per second after the first.
-    ``hit_rate`` and ``accepted_mean`` are None without speculation rounds. ``synthetic``: outcomes
+    ``drafts`` are the rounds that verified a chain; ``accepted_mean``, draft tokens accepted in one
+    of these, and ``hit_rate`` are None without any. ``synthetic``: outcomes
     were replaced by replayed ones (``--synthetic-acceptance``), so these figures are no model's.
     """
 
@@ -69,6 +70,7 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True):
     total_time: float
     decode_rate: float
     rounds: int = 0
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     cache_hits: int = 0

@@ -46,7 +46,7 @@ ToScheduler = AddRequest | AbortRequest | StatsRequest
 
 
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
-    """Totals of one request at its end."""
+    """Totals of one request at its end; ``drafts`` are the rounds that had a chain."""
 
     scheduled_ns: int = 0
     first_token_ns: int = 0
@@ -57,6 +57,7 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     hits: int = 0
     misses: int = 0
     cached_prompt_tokens: int = 0
+    drafts: int = 0
 
 
 class TokensOut(msgspec.Struct, frozen=True, tag="tokens", array_like=True):

@@ -191,3 +191,9 @@ class NoiseKey(msgspec.Struct, frozen=True, array_like=True):
     top_k: int = 0
     min_p: float = 0.0
     processors: Processors | None = None
+
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens are left out before one is drawn; nothing is of a greedy choice."""
+        drawn = self.temperature >= GREEDY_BELOW
+        return drawn and bool(self.top_p < 1 or self.top_k or self.min_p)

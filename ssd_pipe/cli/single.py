@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import secrets
+import sys
 
 import msgspec
 
@@ -48,7 +49,8 @@ def run_single(source: ConfigSource, role: str, rank: int) -> int:
         os.environ.update(thread_environment(config, role))  # before torch is imported
         runtime = importlib.import_module("procs.runtime")
         body = importlib.import_module(f"procs.{role}").run
-        status: int = runtime.run_process(role, config, body, rank=rank)
+        alone = SUPERVISOR_VARIABLE not in os.environ and not sys.stderr.isatty()
+        status: int = runtime.run_process(role, config, body, rank=rank, announces=alone)
         return status
 
 

@@ -81,6 +81,10 @@ class BlockManager:
         """Blocks that can be had now, cached ones included."""
         return len(self._free) + len(self._cached)
 
+    def free_beside(self, cached_blocks: Sequence[int]) -> int:
+        """Blocks that can be had now besides these registered ones."""
+        return self.num_free - sum(self._refs[b] == 0 for b in cached_blocks)
+
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` positions take."""
         return -(-num_tokens // self.block_size)
@@ -133,7 +137,7 @@ class BlockManager:
         covered = len(cached_blocks) * self.block_size
         wanted = max(len(tokens) if num_tokens is None else num_tokens, covered)
         needed = self.blocks_for(wanted) - len(cached_blocks)
-        free = self.num_free - sum(self._refs[b] == 0 for b in cached_blocks)
+        free = self.free_beside(cached_blocks)
         if needed > free:
             raise NoFreeBlocks(needed, free)
         for block in cached_blocks:

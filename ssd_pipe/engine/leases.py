@@ -155,10 +155,9 @@ class Leases:
 def leasable(request: Request) -> bool:
     """Whether temperature and noise alone choose the request's tokens, and few ids end it."""
     key = request.key
-    filtered = key.temperature > 0 and (key.top_p < 1 or key.top_k or key.min_p)
     return (
         key.processors is None
         and request.logprobs < 0
-        and not filtered
+        and not key.filtered
         and len(request.stop_ids) <= MAX_STOPS
     )

@@ -60,6 +60,7 @@ class Request:
     first_token_ns: int = 0
     last_token_ns: int = 0
     rounds: int = 0
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     hits: int = 0
@@ -108,4 +109,5 @@ class Request:
             hits=self.hits,
             misses=self.misses,
             cached_prompt_tokens=self.cached_prompt_tokens,
+            drafts=self.drafts,
         )

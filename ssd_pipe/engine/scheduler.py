@@ -2,8 +2,9 @@
 
 Pure: no clock, no socket, no tensor. One call of ``schedule`` plans one step; ``apply`` takes what
 the step gave. Decoding rows come first, then prompt chunks fill what is left of the token budget,
-so a long prompt delays others by one chunk at most, and chains leave a quarter of the budget to
-prompts while there are any. Requests get in, and prompts are read, in the order they came. When
+``max_chunk`` of each prompt at most, so that a long prompt neither delays others for long nor keeps
+short ones from being read beside it. Chains leave a quarter of the budget to prompts while there
+are any. Requests get in, and prompts are read, in the order they came. When
 blocks run out the newest sequence is preempted by recomputation: its blocks go, its tokens stay,
 and it comes back by the front door.
 """
@@ -37,6 +38,7 @@ class Scheduler:
         lookahead: proposals a decoding row may carry (0 without speculation); may be set before
             each step.
         max_waiting: length of the waiting line.
+        long_prefill: most tokens of one prompt in a step; 0 = as the budget allows.
     """
 
     blocks: BlockManager
@@ -45,6 +47,7 @@ class Scheduler:
     max_batched_tokens: int
     lookahead: int
     max_waiting: int
+    long_prefill: int = 0
     waiting: deque[Request] = field(default_factory=deque)
     running: list[Request] = field(default_factory=list)
     preemptions: int = 0
@@ -55,6 +58,11 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
+
+    @property
+    def max_chunk(self) -> int:
+        """Most tokens of one prompt in a step."""
+        return self.long_prefill or self.max_batched_tokens
 
     # ------------------------------------------------------------ requests
 
@@ -204,6 +212,7 @@ class Scheduler:
         tokens, finish = self._cut(request, [*chain[:k], outcome.token])
         if row.decoding:
             request.rounds += 1
+            request.drafts += bool(chain)
             request.drafted += len(chain)
             request.accepted += k
         request.computed = row.start + row.count + min(k, len(tokens))
@@ -233,7 +242,7 @@ class Scheduler:
     # ------------------------------------------------------------ places and blocks
 
     def _add_chunk(self, request: Request, budget: int, rows: list[Row]) -> int:
-        count = min(budget, len(request.tokens) - request.computed)
+        count = min(budget, len(request.tokens) - request.computed, self.max_chunk)
         if not self._ensure(request, request.computed + count):
             return 0
         last = request.computed + count == len(request.tokens)
@@ -244,10 +253,11 @@ class Scheduler:
         """Give the head of the line a slot and its known prefix; False if its chunk cannot fit."""
         cached = self.blocks.match_prefix(request.tokens)
         covered = len(cached) * self.blocks.block_size
-        chunk = min(len(request.tokens), covered + self.max_batched_tokens)
+        chunk = min(len(request.tokens), covered + self.max_chunk)
         # One block to spare per running sequence: admission must not cause a preemption at once.
         spare = len(self.running)
-        if self.blocks.blocks_for(chunk) - len(cached) + spare > self.blocks.num_free and spare:
+        needed = self.blocks.blocks_for(chunk) - len(cached) + spare
+        if spare and needed > self.blocks.free_beside(cached):
             return False
         try:
             self.blocks.allocate(request.table, request.tokens, cached, num_tokens=covered)

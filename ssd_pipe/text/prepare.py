@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ipc.messages.client import MAX_ID, Submit
-from ipc.messages.sampling import NoiseKey, Processors
+from ipc.messages.sampling import GREEDY_BELOW, NoiseKey, Processors
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_SEED, SamplingParams, derived_seed
 from ssd_pipe.text.response_format import grammar_of
@@ -151,7 +151,7 @@ class Preparer:
 
 def _keys(params: SamplingParams, processors: Processors | None) -> list[NoiseKey]:
     """One per answer. All greedy ones are alike: nothing else shapes their tokens."""
-    if params.temperature == 0:
+    if params.temperature < GREEDY_BELOW:
         return [NoiseKey(processors=processors)] * params.n
     seed = secrets.randbelow(MAX_SEED + 1) if params.seed is None else params.seed
     shape = (params.temperature, params.top_p, params.top_k, params.min_p, processors)

@@ -48,9 +48,7 @@ class SlotState:
     @property
     def plain(self) -> bool:
         """Whether temperature and noise alone decide, and nothing else is asked for."""
-        key = self.key
-        filtered = key.temperature > 0 and (key.top_p < 1 or key.top_k or key.min_p)
-        return self.tracked is None and self.logprobs < 0 and not filtered
+        return self.tracked is None and self.logprobs < 0 and not self.key.filtered
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ def test_files_without_a_common_row_are_refused_in_one_line(
 
 def test_files_of_the_repository_can_be_read() -> None:
     folder = Path(__file__).parents[2] / "bench" / "results"
-    loaded = read(folder / "2026-11-29-cpu2-frame-b.json")
+    loaded = read(folder / "2026-11-30-cpu2-frame-b.json")
     assert {e.engine for e in loaded.entries} >= {"ar", "sd", "ssd"}
     same = compare(loaded.entries, loaded.entries)
     assert len(same) == len(loaded.entries)

@@ -181,3 +181,46 @@ def test_outcomes_that_do_not_fit_are_refused() -> None:
         scheduler.apply(step, [])
     with pytest.raises(ValueError, match="accepted"):
         scheduler.apply(step, [RowOutcome(1, 3)])
+
+
+def decode_all(scheduler: Scheduler, steps: int) -> None:
+    """So many steps in which every proposal is refused."""
+    for _ in range(steps):
+        step = scheduler.schedule()
+        if step is None:
+            return
+        scheduler.apply(step, [RowOutcome(0, 9) for _ in step.sampled])
+
+
+def test_a_known_prefix_is_not_counted_as_room_and_as_found_at_once() -> None:
+    """Else its request would come in and be preempted again, step by step."""
+    scheduler = Scheduler(BlockManager(20, BLOCK), SLOTS, 80, 64, 0, 10)
+    prefix = list(range(100, 132))
+    scheduler.add(make_request(1, [*prefix, 1], 1, []))
+    decode_all(scheduler, 1)
+    scheduler.add(make_request(2, list(range(200, 239)), 30, []))
+    decode_all(scheduler, 1)
+    scheduler.add(make_request(3, [*prefix, *range(300, 320)], 20, []))
+    hits = scheduler.blocks.hit_tokens
+    decode_all(scheduler, 20)
+    assert scheduler.preemptions <= 1
+    assert scheduler.blocks.hit_tokens - hits <= 2 * len(prefix)
+    decode_all(scheduler, 80)
+    assert not scheduler.has_work
+
+
+def test_a_short_prompt_is_read_beside_a_long_one() -> None:
+    blocks = BlockManager(200, BLOCK)
+    scheduler = Scheduler(blocks, SLOTS, 400, BUDGET, K, 10, long_prefill=BUDGET // 4)
+    scheduler.add(make_request(1, list(range(300)), 5, []))
+    scheduler.add(make_request(2, [1, 2, 3], 5, []))
+    step = scheduler.schedule()
+    assert step is not None
+    assert [(row.request.rid, row.count, row.sample) for row in step.rows] == [
+        (1, BUDGET // 4, False),
+        (2, 3, True),
+    ]
+    scheduler.apply(step, [RowOutcome(0, 9)])
+    step = scheduler.schedule()
+    assert step is not None
+    assert [(row.request.rid, row.count) for row in step.rows] == [(2, 1), (1, BUDGET // 4)]

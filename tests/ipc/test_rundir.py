@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from ipc import janitor
-from ipc.rundir import RunDir, find_run, list_runs
+from ipc.rundir import OWNED, RunDir, find_run, list_runs
 from ssd_pipe.errors import ConfigError, ResourceError
 from tests.ipc.conftest import Start
 from tests.waiting import wait_for
@@ -52,6 +52,13 @@ def test_fresh_names_differ(shm_dir: Path) -> None:
         assert list_runs(shm_dir) == sorted([a.name, b.name])
         with pytest.raises(ResourceError, match="several runs"):
             RunDir.open(shm_dir)
+
+
+def test_a_run_that_a_program_has_for_itself_is_not_in_the_way(shm_dir: Path) -> None:
+    with RunDir.create(shm_dir, f"{OWNED}7-01234567") as own:
+        assert find_run(shm_dir) == own.path
+        with RunDir.create(shm_dir, "r") as run:
+            assert find_run(shm_dir) == run.path
 
 
 def test_last_one_out_removes(shm_dir: Path) -> None:
