@@ -288,7 +288,8 @@ def test_a_small_dev_shm_names_the_size_needed(tmp_path: Path, shm_dir: Path, mo
     """A file system of 64 MiB of its own, as containers have it by default."""
     big = byte_model(tmp_path, "big")
     config = json.loads((big / "config.json").read_text())
-    (big / "config.json").write_text(json.dumps(config | {"vocab_size": 2**20}))
+    config |= {"vocab_size": 2**20, "num_attention_heads": 40, "num_key_value_heads": 20}
+    (big / "config.json").write_text(json.dumps(config | {"head_dim": 8}))
     needs_much = ["--tp", "20"] if mode == "ar" else ["--rule", "rejection"]
     arguments = [
         *("up", "--no-pull", "--mode", mode, "--target", str(big), "--draft", str(big)),

@@ -130,7 +130,7 @@ WIRE: list[tuple[Any, Any]] = [
     ),
     (
         TokensOut(1, [4], 0, "stop", RequestStats(hits=1), [Logprobs(-0.5, 1, [4], [-0.5])]),
-        ["tokens", 1, [4], 0, "stop", [0, 0, 0, 0, 0, 0, 1, 0, 0], [[-0.5, 1, [4], [-0.5]]], 0],
+        ["tokens", 1, [4], 0, "stop", [0, 0, 0, 0, 0, 0, 1, 0, 0, 0], [[-0.5, 1, [4], [-0.5]]], 0],
     ),
     (
         SchedulerStats(
