@@ -123,7 +123,7 @@ def test_a_long_prompt_delays_others_by_a_chunk_a_step(
     budget = 32
     with running(
         pair, tmp_path, shm_dir, "ssd", scheduler__max_batched_tokens=budget,
-        scheduler__max_num_seqs=4,
+        scheduler__max_num_seqs=4, scheduler__long_prefill_token_threshold=budget,
     ) as run:  # fmt: skip
         params = SamplingParams(max_tokens=240, ignore_eos=True)
         with run.client.stream(token_ids=[5], params=params) as stream:
