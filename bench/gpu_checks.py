@@ -20,7 +20,9 @@ from models.backends.reference import ReferenceBackend
 from models.batch import ForwardBatch
 from models.config import ModelConfig
 from models.cuda import noise as cuda_noise
-from models.cuda.skinny import skinny_linear
+from models.cuda.norms import silu_mul
+from models.cuda.one_row import one_row_linear
+from models.cuda.products import few_rows_linear
 from models.loader import build_transformer
 from models.parallel import TensorParallel
 from models.sequence_batch import build_batch
@@ -94,7 +96,7 @@ def check_kernels(report: Report, device: str = "cuda") -> None:
             with poisoned():
                 got = backend.rms_norm(x, w, 1e-5)
                 both, total = backend.add_rms_norm(x, res, w, 1e-5)
-                gate = backend.silu_mul(x)
+                gate = silu_mul(x)
             check(report, f"rms_norm {tag} {rows}x{width}", error(got, want), limit)
             summed = (x + res).double()
             want = functional.rms_norm(summed, (width,), w.double(), 1e-5)
@@ -108,23 +110,42 @@ def check_kernels(report: Report, device: str = "cuda") -> None:
             (1, 576, 960),
             (6, 576, 576),
             (24, 2048, 512),
+            (8, 2048, 16384),
+            (12, 8192, 2048),
+            (17, 2048, 3072),
             (64, 256, 1792),
             (1, 8192, 512),
         ):
             x, w, norm = randn(rows, k, dtype=dtype), randn(n, k, dtype=dtype), 1 + randn(k) * 0.2
             res, bias = randn(rows, n, dtype=dtype), randn(n, dtype=dtype)
-            wide = functional.rms_norm(x.double(), (k,), norm.double(), 1e-5) @ w.double().T
-            a, b = wide.chunk(2, 1)
-            with poisoned():
-                plain = skinny_linear(x, w, bias, residual=res)
-                normed = skinny_linear(x, w, norm=norm, eps=1e-5)
-                gated = skinny_linear(x, w, norm=norm, eps=1e-5, gated=True)
-            want = x.double() @ w.double().T + bias.double() + res.double()
             size = f"{tag} {rows}x{k}x{n}"
-            check(report, f"product + bias + residual {size}", error(plain, want), limit)
-            check(report, f"norm + product {size}", error(normed, wide), limit)
+            product = x.double() @ w.double().T
+            gate, up = product.chunk(2, 1)
+            with poisoned():
+                summed = few_rows_linear(x, w, bias, residual=res)
+                gated = few_rows_linear(x, w, gated=True)
+            want = product + bias.double() + res.double()
+            check(report, f"product + bias + residual {size}", error(summed, want), limit)
+            check(report, f"product + gate {size}", error(gated, functional.silu(gate) * up), limit)
+            if rows > 1 and dtype == torch.bfloat16:
+                alone = torch.cat([few_rows_linear(x[i : i + 1], w) for i in range(min(rows, 32))])
+                differing = int((alone != few_rows_linear(x, w)[:32]).sum())
+                check(report, f"product of one row or many {size}", float(differing), 0.0)
+            if rows > 1:
+                continue
+            normed = functional.rms_norm(x.double(), (k,), norm.double(), 1e-5) @ w.double().T
+            gate, up = normed.chunk(2, 1)
+            with poisoned():
+                summed = one_row_linear(x, w, bias, residual=res)
+                got = one_row_linear(x, w, norm=norm, eps=1e-5)
+                gated = one_row_linear(x, w, norm=norm, eps=1e-5, gated=True)
+            check(report, f"one row: bias + residual {size}", error(summed, want), limit)
+            check(report, f"one row: norm {size}", error(got, normed), limit)
             check(
-                report, f"norm + product + gate {size}", error(gated, functional.silu(a) * b), limit
+                report,
+                f"one row: norm + gate {size}",
+                error(gated, functional.silu(gate) * up),
+                limit,
             )
     check_noise(report, device)
 
@@ -245,9 +266,10 @@ def build_pair(
 def check_models(report: Report, device: str = "cuda") -> None:
     """Prefill, decoding and branches of whole small models against the reference."""
     modes = {
-        "fused": CudaOptions(split=64, fused_tokens=32),
-        "plain": CudaOptions(split=64, fused_tokens=0),
-        "unsplit": CudaOptions(split_tokens=0, fused_tokens=0),
+        "default": CudaOptions(split=64),
+        "fused": CudaOptions(split=64, fused_width=8192),
+        "cublas": CudaOptions(split=64, few_tokens=0),
+        "unsplit": CudaOptions(split_tokens=0, few_tokens=0),
     }
     for family, config in small_shapes().items():
         for dtype in DTYPES:

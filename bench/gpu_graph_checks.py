@@ -20,7 +20,7 @@ def check_graphs(report: Report, device: str = "cuda") -> None:
     replayed for other rows and back."""
     for family, config in small_shapes().items():
         for dtype in DTYPES:
-            model, _ = build_pair(config, dtype, device, CudaOptions(split=64, fused_tokens=32))
+            model, _ = build_pair(config, dtype, device, CudaOptions(split=64))
             outcomes = []
             for eager in (False, True):
                 kv = model.make_kv(64, BLOCK)

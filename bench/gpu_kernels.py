@@ -12,106 +12,100 @@ from bench.gpu_common import Report, free_memory, graphed, time_ms
 from models.batch import ForwardBatch
 from models.cuda.attention import paged_attention
 from models.cuda.noise import choose
-from models.cuda.skinny import Tiling, skinny_linear
+from models.cuda.norms import rms_norm, silu_mul
+from models.cuda.one_row import one_row_linear
+from models.cuda.products import Tiling, few_rows_linear
 from models.cuda.tiles import fixed_tiles, tile_width
 
 BLOCK = 16
 
 
 def time_products(report: Report, wanted: Sequence[str] = ()) -> None:
-    """The fused products against cuBLAS, weights rotated so that none stays in the cache."""
+    """Our products against cuBLAS', each behind a norm, whose end it may overlap; matrices are
+    rotated so that none stays in the cache."""
     cases = (
-        ("135m qkv", 576, 960),
-        ("135m down", 1536, 576),
-        ("1b qkv", 2048, 3072),
-        ("1b down", 8192, 2048),
-        ("1b gate_up", 2048, 16384),
-        ("1b head", 2048, 128256),
-        ("0.6b gate_up", 1024, 6144),
-        ("8b qkv", 4096, 6144),
-        ("8b o", 4096, 4096),
-        ("8b gate_up", 4096, 28672),
-        ("8b down", 14336, 4096),
+        ("135m qkv", 576, 960, False),
+        ("135m down", 1536, 576, False),
+        ("135m gate_up", 576, 1536, True),
+        ("1b qkv", 2048, 3072, False),
+        ("1b o", 2048, 2048, False),
+        ("1b down", 8192, 2048, False),
+        ("1b gate_up", 2048, 8192, True),
+        ("1b head", 2048, 128256, False),
+        ("0.6b gate_up", 1024, 3072, True),
+        ("8b qkv", 4096, 6144, False),
+        ("8b o", 4096, 4096, False),
+        ("8b gate_up", 4096, 14336, True),
+        ("8b down", 14336, 4096, False),
+        ("70b qkv", 8192, 10240, False),
+        ("70b o", 8192, 8192, False),
+        ("70b down", 28672, 8192, False),
     )
-    for name, k, n in cases:
+    for name, k, n, gated in cases:
         if wanted and name not in wanted:
             continue
-        bytes_each = 2 * k * n
-        copies = max(1, min(64, -(-200_000_000 // bytes_each)))
-        weights = [torch.randn((n, k), device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
-        norm = torch.randn(k, device="cuda")
-        for rows in (1, 8, 24):
-            x = torch.randn((rows, k), device="cuda", dtype=torch.bfloat16)
-            row: dict[str, float] = {}
-            for label, run in _product_runs(x, weights, norm).items():
-                us = time_ms(graphed(run), 0.1) / copies * 1e3
-                row[f"{label}_us"] = us
-                row[f"{label}_GBps"] = bytes_each / us / 1e3
-            report.add("product", case=name, rows=rows, **row)
-        with report.section(f"tilings {name}"):
-            _time_tilings(report, name, weights)
+        shape = (2 * n if gated else n, k)
+        copies = max(4, min(64, -(-400_000_000 // (2 * shape[0] * k))))
+        weights = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
+        with report.section(f"products {name}"):
+            for rows in (1, 8, 24):
+                _time_product(report, name, weights, rows, gated)
         del weights
         free_memory()
 
 
-TILINGS_OF_ONE = [
-    Tiling(rows, columns, warps)
-    for rows, columns, warps in (
-        (2, 512, 2),
-        (4, 512, 4),
-        (8, 512, 4),
-        (2, 1024, 4),
-        (4, 1024, 4),
-        (8, 1024, 4),
-        (4, 1024, 8),
-        (8, 1024, 8),
-        (1, 2048, 4),
-        (2, 2048, 4),
-        (4, 2048, 8),
-        (2, 4096, 8),
-    )
-]
-
-
-TILINGS_OF_SEVERAL = [
+TILINGS = [
     Tiling(*numbers)
     for numbers in (
         (16, 256, 2, 4),
-        (16, 256, 4, 4),
-        (32, 128, 4, 5),
-        (32, 256, 4, 3),
+        (16, 256, 2, 4, 1, 0),
+        (16, 512, 2, 3),
+        (16, 512, 2, 3, 1, 0),
         (32, 256, 4, 4),
+        (16, 128, 2, 6, 2),
+        (16, 128, 4, 4, 4),
+        (16, 128, 4, 4, 4, 0),
+        (32, 64, 4, 4, 4),
+        (64, 64, 4, 4),
         (64, 128, 4, 4),
+        (64, 128, 4, 4, 1, 0),
+        (128, 64, 4, 4),
     )
 ]
 
 
-def _time_tilings(report: Report, name: str, weights: list[torch.Tensor]) -> None:
-    """One row and eight, cut in several ways."""
-    n, k = weights[0].shape
-    for rows, tilings in ((1, TILINGS_OF_ONE), (8, TILINGS_OF_SEVERAL)):
-        x = torch.randn((rows, k), device="cuda", dtype=torch.bfloat16)
-        for tiling in tilings:
-            if tiling.columns > max(512, 2 * k):
-                continue
+def _time_product(
+    report: Report, name: str, weights: list[torch.Tensor], rows: int, gated: bool
+) -> None:
+    k = weights[0].shape[1]
+    x = torch.randn((rows, k), device="cuda", dtype=torch.bfloat16)
+    narrow, gain = x[:, : min(k, 4096)].contiguous(), torch.ones(min(k, 4096), device="cuda")
 
-            def run(x: torch.Tensor = x, tiling: Tiling = tiling) -> None:
-                for w in weights:
-                    skinny_linear(x, w, tiling=tiling)
+    def cublas(w: torch.Tensor) -> torch.Tensor:
+        product = functional.linear(x, w)
+        return silu_mul(product) if gated else product
 
-            us = time_ms(graphed(run), 0.05) / len(weights) * 1e3
-            cut, rate = "x".join(map(str, tiling)), 2 * n * k / us / 1e3
-            report.add("tiling", case=name, rows=rows, tiling=cut, us=us, GBps=rate)
+    def chain(one: Callable[[torch.Tensor], object]) -> float:
+        def run() -> None:
+            for w in weights:
+                rms_norm(narrow, gain, 1e-5)
+                one(w)
 
+        return time_ms(graphed(run), 0.05) / len(weights) * 1e3
 
-def _product_runs(
-    x: torch.Tensor, weights: list[torch.Tensor], norm: torch.Tensor
-) -> dict[str, Callable[[], object]]:
-    return {
-        "cublas": lambda: [functional.linear(x, w) for w in weights],
-        "skinny": lambda: [skinny_linear(x, w) for w in weights],
-        "skinny_norm": lambda: [skinny_linear(x, w, norm=norm, eps=1e-5) for w in weights],
+    ways: dict[str, Callable[[torch.Tensor], object]] = {
+        "cublas": cublas,
+        "ours": lambda w: few_rows_linear(x, w, gated=gated),
     }
+    if rows == 1:
+        ways["one_row"] = lambda w: one_row_linear(x, w, gated=gated)
+    times = {f"{way}_us": chain(run) for way, run in ways.items()}
+    report.add("product", case=name, rows=rows, **times)
+    for cut in TILINGS:
+        if gated and cut.rows < 32:
+            continue
+        us = chain(partial(few_rows_linear, x, gated=gated, cut=cut))
+        report.add("tiling", case=name, rows=rows, tiling="x".join(map(str, cut)), us=us)
 
 
 def time_attention(report: Report) -> None:

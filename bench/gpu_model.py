@@ -129,7 +129,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="*", default=[*SMALL, *LARGE])
     parser.add_argument("--cases", nargs="*", default=[], help="of products; none = all")
     parser.add_argument(
-        "--variants", nargs="*", choices=VARIANTS, default=["default", "fused", "plain"]
+        "--variants", nargs="*", choices=VARIANTS, default=["default", "fused", "cublas"]
     )
     return parser.parse_args(given)
 

@@ -28,12 +28,12 @@ DRAFTS = ("smollm2-draft-16m", "qwen3-0.6b", "llama-3.2-1b", "smollm2-135m")
 TREES = (12, 24)
 VARIANTS = {
     "default": CudaOptions(),
-    "fused": CudaOptions(fused_tokens=32, fused_width=8192, single_width=8192),
-    "plain": CudaOptions(fused_tokens=0),
+    "fused": CudaOptions(fused_width=8192),
+    "cublas": CudaOptions(few_tokens=0),
     "serial": CudaOptions(),
 }
-"""Ways to run a model: "fused" has our fused products everywhere, "plain" has cuBLAS' instead;
-"serial" is the default without overlapping launches."""
+"""Ways to run a model: the exact one, single tokens with norm and gate in the products' kernels,
+cuBLAS' products, and the first without overlapping launches."""
 
 
 def copy_bandwidth(report: Report) -> float:

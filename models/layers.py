@@ -125,7 +125,9 @@ class MLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H] -> [T, H], summed over the ranks."""
-        return self.tp.all_reduce(self.down(self.backend.silu_mul(self.gate_up(x))))
+        gate_up = self.gate_up
+        gated = self.backend.gated_linear(x, gate_up.weight, gate_up.bias)
+        return self.tp.all_reduce(self.down(gated))
 
 
 class DecoderLayer:

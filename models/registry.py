@@ -53,6 +53,7 @@ def load_model(
     device: str = "cpu",
     backend: str | Backend = "auto",
     attention: AttentionKind = "auto",
+    exact: bool = True,
     tp: TensorParallel | None = None,
     load_format: LoadFormat = "safetensors",
     seed: int = 0,
@@ -64,7 +65,7 @@ def load_model(
         dtype: arithmetic, "auto", "float32" or "bfloat16"; weights keep their stored dtype as far
             as the backend allows.
         backend: a name for ``make_backend``, or a backend, whose device and dtype then count.
-        attention: whose attention a named backend uses.
+        attention, exact: of a named backend, see ``make_backend``.
         tp: the tensor-parallel group, None = alone.
         load_format: "dummy" gives random weights of the config's shape, keyed by ``seed``.
         max_positions: positions that will be used, 0 = all the model has.
@@ -78,7 +79,8 @@ def load_model(
         )
     if isinstance(backend, str):
         where = resolve_device(device)
-        backend = make_backend(backend, where, resolve_dtype(dtype, where, config), attention)
+        arithmetic = resolve_dtype(dtype, where, config)
+        backend = make_backend(backend, where, arithmetic, attention, exact)
     source: WeightSource
     if load_format == "dummy":
         stored = DTYPES.get(config.dtype, torch.bfloat16)

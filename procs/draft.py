@@ -76,6 +76,7 @@ class _Worker:
             device=str(device),
             backend=config.draft.backend,
             attention=config.draft.attention,
+            exact=False,
             load_format=load_format(config.draft),
             seed=config.draft.seed,
             max_positions=sizes.max_model_len,

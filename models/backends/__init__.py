@@ -18,11 +18,14 @@ def make_backend(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = torch.float32,
     attention: AttentionKind = "auto",
+    exact: bool = True,
 ) -> Backend:
     """The backend called ``name`` for arithmetic in ``dtype``.
 
     "reference", "native", "cuda" or "auto": the native kernels on a CPU in float32 where they can
-    be built, the CUDA kernels on a GPU where Triton is installed, plain torch elsewhere. Raises
+    be built, the CUDA kernels on a GPU where Triton is installed, plain torch elsewhere. Not
+    ``exact``: a token of a decoding step and the same one of a step of several may differ by
+    rounding, where that is faster, as it may in a draft. Raises
     ConfigError for a name, device, dtype or ``attention`` (see CudaBackend) it cannot serve, and
     models.native's NativeUnavailable if "native" is asked for and cannot be built.
     """
@@ -52,9 +55,10 @@ def make_backend(
         raise ConfigError("backend", f"cuda does not compute on {device}")
     if name == "cuda" or (name == "auto" and device.type == "cuda"):
         if find_spec("triton") is not None:
-            from models.backends.cuda import CudaBackend
+            from models.backends.cuda import NARROW, CudaBackend, CudaOptions
 
-            return CudaBackend(device, wanted, attention=attention)
+            options = CudaOptions(fused_width=0 if exact else NARROW)
+            return CudaBackend(device, wanted, options, attention)
         if name == "cuda":
             raise ConfigError("backend", "cuda needs Triton: pip install 'ssd-pipe[cuda]'")
     return ReferenceBackend(device, wanted)

@@ -81,8 +81,11 @@ class Backend(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual)."""
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[T, 2I] -> silu(first half) * second half, [T, I]."""
+    def gated_linear(
+        self, x: torch.Tensor, weight: object, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The product of x [T, in] with a packed [2I, in] matrix (and its bias), gate over up ->
+        silu(gate) * up, [T, I]."""
 
     def rope_and_store(
         self,

@@ -1,10 +1,12 @@
-"""The layer operations on an NVIDIA GPU: cuBLAS for large products, Triton kernels for the rest.
+"""The layer operations on an NVIDIA GPU: cuBLAS for the products of many tokens, Triton kernels for
+the rest.
 
 No operation waits for the host, so a whole forward pass can be captured in a CUDA graph. What a
-token gets does not depend on its batch mates as far as these kernels go: norms, rotation, and split
-attention (its splits lie at fixed positions). It still depends on *how many* tokens run together:
-cuBLAS picks another kernel, with another order of sums, for another number of rows, and passes of
-more than ``CudaOptions.split_tokens`` tokens run attention unsplit.
+token gets depends neither on its batch mates nor on their number, up to ``CudaOptions.few_tokens``
+of them: norms, rotation, split attention (its splits lie at fixed positions) and our products keep
+the order of their sums. Beyond, cuBLAS picks another kernel for another number of rows, and passes
+of more than ``CudaOptions.split_tokens`` tokens run attention unsplit. The fused products of single
+tokens (``fused_width``) have an order of their own.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from models.cuda.attention import paged_attention
 from models.cuda.flashinfer import FlashInferAttention
 from models.cuda.noise import CudaSampling
 from models.cuda.norms import add_rms_norm, rms_norm, silu_mul
+from models.cuda.products import MAX_ROWS, few_rows_linear
 from models.cuda.rotary import rope_and_store
-from models.cuda.skinny import MAX_ROWS, skinny_linear
 from models.cuda.tiles import StaticBatch, Tiles, tile_width, tiles_of
 from models.kv_cache import KVCache
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 FusedForward = Callable[[torch.Tensor, ForwardBatch, KVCache], torch.Tensor]
 
 
+NARROW = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class CudaOptions:
     """What runs where; the defaults are for an H200.
@@ -41,29 +46,24 @@ class CudaOptions:
     Attributes:
         split: positions of an attention split.
         split_tokens: most tokens of a pass whose attention is split.
-        fused_tokens: most tokens of a pass that takes the fused products, 0 = none. On an H200
-            they win up to 12 tokens of a narrow model (SmolLM2-135M: 0.54 ms at one token and
-            0.87 ms at six, against 0.97 and 1.00 ms) and lose at 24.
-        fused_width: widest hidden size that takes them for several tokens.
-        single_width: widest that takes them for one. Wider models take our plain product for one
-            token, whose first weights arrive while the kernel before still runs (Llama-3.1-8B:
-            4.20 ms against 4.67 ms by cuBLAS).
-        few_bytes: largest matrix that takes our plain product for several tokens of a wider model,
-            up to ``fused_tokens``: cuBLAS reads small ones at three quarters of the bandwidth.
+        few_tokens: most tokens of a pass that takes our products, 0 = none. They start on a matrix
+            while the kernel before still runs, which cuBLAS' do not, and give a token the same
+            result whatever their number.
+        fused_width: widest hidden size whose passes of one token take the products that norm and
+            gate in the same kernel, 0 = none. On an H200 they win up to ``NARROW``
+            (SmolLM2-135M: 0.53 ms against 0.65 ms), at the price of another order of sums.
     """
 
     split: int = 128
     split_tokens: int = 256
-    fused_tokens: int = 12
-    fused_width: int = 768
-    single_width: int = 1024
-    few_bytes: int = 48 << 20
+    few_tokens: int = 32
+    fused_width: int = 0
 
     def __post_init__(self) -> None:
         if self.split < 16 or self.split % 16:
             raise ConfigError("split", f"must be a positive multiple of 16, got {self.split}")
-        if not 0 <= self.fused_tokens <= MAX_ROWS:
-            raise ConfigError("fused_tokens", f"must be 0..{MAX_ROWS}, got {self.fused_tokens}")
+        if not 0 <= self.few_tokens <= MAX_ROWS:
+            raise ConfigError("few_tokens", f"must be 0..{MAX_ROWS}, got {self.few_tokens}")
 
 
 class CudaBackend:
@@ -105,8 +105,8 @@ class CudaBackend:
     ) -> torch.Tensor:
         """As the protocol says; ``out``: where to put the product."""
         w = cast(torch.Tensor, weight)
-        if self._takes_skinny(x.shape[0], w):
-            return skinny_linear(x, w, bias, out=out)
+        if self._few(x):
+            return few_rows_linear(x, w, bias, out=out)
         if out is None:
             return functional.linear(x, w, bias)
         if bias is None:
@@ -124,8 +124,13 @@ class CudaBackend:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return add_rms_norm(x, residual, weight, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return silu_mul(gate_up)
+    def gated_linear(
+        self, x: torch.Tensor, weight: object, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        w = cast(torch.Tensor, weight)
+        if bias is None and self._few(x):
+            return few_rows_linear(x, w, gated=True)
+        return silu_mul(self.linear(x, w, bias))
 
     def rope_and_store(
         self,
@@ -176,24 +181,18 @@ class CudaBackend:
     def fuse(self, layers: Sequence[DecoderLayer], norm: torch.Tensor, eps: float) -> FusedForward:
         """All layers and the final ``norm`` of an unsharded decoder: ``fused(x, batch, kv)``.
 
-        Passes of a few tokens through a narrow model take fused products, others the plain ones.
+        Single tokens take fused products in a narrow model, all else the plain ones.
         """
         from models.cuda.layers import CudaForward
 
         return CudaForward(self, layers, norm, eps)
 
-    def _takes_skinny(self, tokens: int, weight: torch.Tensor) -> bool:
-        options = self.options
-        if not 0 < tokens <= options.fused_tokens:
-            return False
-        small = tokens == 1 or weight.nbytes <= options.few_bytes
-        return small or self.takes_fused(tokens, weight.shape[1])
+    def _few(self, x: torch.Tensor) -> bool:
+        return 0 < x.shape[0] <= self.options.few_tokens
 
     def takes_fused(self, tokens: int, width: int) -> bool:
         """Whether a pass of ``tokens`` through a model of hidden size ``width`` runs fused."""
-        options = self.options
-        widest = options.single_width if tokens == 1 else options.fused_width
-        return 0 < tokens <= options.fused_tokens and width <= widest
+        return tokens == 1 and width <= self.options.fused_width
 
     def _tiles(self, batch: ForwardBatch, heads: int, kv_heads: int) -> Tiles:
         if isinstance(batch, StaticBatch) and batch.tiles is not None:

@@ -125,7 +125,13 @@ class NativeBackend:
         )
         return y, total
 
+    def gated_linear(
+        self, x: torch.Tensor, weight: object, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self.silu_mul(self.linear(x, weight, bias))
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2I] -> silu(first half) * second half, [T, I]."""
         gate_up = rows_of(gate_up)
         m, n = gate_up.shape[0], gate_up.shape[1] // 2
         y = torch.empty((m, n))

@@ -47,7 +47,13 @@ class ReferenceBackend:
         total = x + residual
         return self.rms_norm(total, weight, eps), total
 
+    def gated_linear(
+        self, x: torch.Tensor, weight: object, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self.silu_mul(self.linear(x, weight, bias))
+
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """[T, 2I] -> silu(first half) * second half, [T, I]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
 

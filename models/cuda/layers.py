@@ -1,4 +1,4 @@
-"""The decoder's layers on one GPU, with fused products where they pay."""
+"""The decoder's layers on one GPU; a narrow model's single tokens take fused products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from models.batch import ForwardBatch
-from models.cuda.skinny import skinny_linear
+from models.cuda.one_row import one_row_linear
 from models.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -99,4 +99,6 @@ def _product(
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
     weight = cast(torch.Tensor, linear.weight)
-    return skinny_linear(x, weight, linear.bias, norm=norm, eps=eps, gated=gated, residual=residual)
+    return one_row_linear(
+        x, weight, linear.bias, norm=norm, eps=eps, gated=gated, residual=residual
+    )

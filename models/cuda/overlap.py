@@ -30,6 +30,23 @@ def after_previous(PDL: tl.constexpr):
         gdc_launch_dependents()
 
 
+@triton.jit
+def prefetch(rows_at, K, AHEAD: tl.constexpr, PDL: tl.constexpr):
+    """Fetch the first AHEAD 16-bit columns of rows that nobody writes to the L2 cache: pointers
+    [N, 1] to rows of K columns. Does nothing without overlap."""
+    if PDL:
+        line = tl.arange(0, AHEAD // 64) * 64
+        at = rows_at + tl.where(line < K, line, 0)[None, :]
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [at.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
 @lru_cache
 def supported(index: int) -> bool:
     """Whether kernels on GPU ``index`` overlap."""

@@ -71,15 +71,18 @@ def tile_width(
     tokens: int, heads: int, kv_heads: int, dtype: torch.dtype, branches: bool = False
 ) -> int:
     """Tokens of a tile, for sequences of about ``tokens`` tokens each: a power of two, whose
-    product with the padded group of query heads is 16 (a tensor-core tile) to 128.
+    product with the padded group of query heads is 32, so that a token gets the same from a step of
+    any number of tokens, and up to 128 in prompts (more than 32 tokens).
 
     float32 has no tensor cores here and stops at 32, or its products fill the register file. So do
     ``branches``, as every tile of theirs looks at all its members' own tokens: 24 of them after 512
     positions took 7 us a layer of the 1B shape in tiles of 8, and 11 us in one of 32.
     """
     group = _power_of_two(heads // kv_heads)
-    most = max(1, (32 if branches or dtype == torch.float32 else 128) // group)
-    return max(1, 16 // group, min(_power_of_two(tokens), most))
+    least = max(1, 32 // group)
+    if branches or tokens <= 32 or dtype == torch.float32:
+        return least
+    return max(least, min(_power_of_two(tokens), 128 // group))
 
 
 def _power_of_two(n: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,8 +51,7 @@ def test_a_gpu_gets_the_cuda_backend() -> None:
 def test_a_row_does_not_depend_on_its_mates(dtype: torch.dtype) -> None:
     """Same bucket, other mates, other order: bitwise the same logits."""
     config = gpu_checks.small_shapes()["llama"]
-    options = CudaOptions(split=64, fused_tokens=32)
-    backend = CudaBackend("cuda", dtype, options)
+    backend = CudaBackend("cuda", dtype, CudaOptions(split=64))
     model = build_transformer(
         config, gpu_checks.WideWeights(dtype, 1), backend, TensorParallel(), 1024
     )
@@ -72,3 +72,32 @@ def test_a_row_does_not_depend_on_its_mates(dtype: torch.dtype) -> None:
     assert torch.equal(first[0], again[2])
     assert torch.equal(first[1], again[3])
     assert torch.equal(first[2], again[1])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_token_gets_the_same_from_a_step_of_any_width(family: str) -> None:
+    """bfloat16 logits of tokens fed one at a time, eight at a time and three rows at a time are
+    bitwise equal, so that verification is exact."""
+    config = replace(gpu_checks.small_shapes()[family], hidden_size=1280)
+    backend = CudaBackend("cuda", torch.bfloat16, CudaOptions(split=64))
+    weights = gpu_checks.WideWeights(torch.bfloat16, 1)
+    model = build_transformer(config, weights, backend, TensorParallel(), 1024)
+    kv = model.make_kv(96, 16)
+    runner = GraphRunner(model, kv, 4, 512)
+    tables = [list(range(i * 24, i * 24 + 24)) for i in range(4)]
+    text = [(7 * j * j + 3 * j) % config.vocab_size for j in range(200)]
+
+    def fed(table: list[int], start: int, width: int, mates: int = 0) -> torch.Tensor:
+        parts = []
+        for at in range(start, 200, width):
+            row = StepRow(table, at, text[at : at + width])
+            others = [StepRow(tables[3], 0, text[:width])] * mates
+            out = runner.run([*others, row], width)
+            parts.append(out.logits[mates].clone())
+        return torch.cat(parts)
+
+    for table in tables[:3]:
+        fed(table, 0, 8)
+    want = fed(tables[0], 120, 1)
+    assert torch.equal(fed(tables[1], 120, 8), want)
+    assert torch.equal(fed(tables[2], 120, 8, mates=2), want)

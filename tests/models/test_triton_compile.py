@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from models.cuda import attention, norms, skinny
+from models.cuda import attention, norms, one_row, products
 
 HOPPER = GPUTarget("cuda", 90, 32)
 PRODUCT = {
@@ -44,11 +44,13 @@ NORM = {
 SHAPE = {"HEADS": 8, "KV_HEADS": 2, "GROUP_P": 4, "DIM": 64, "DIM_P": 64, "PAGE": 16}
 TILE = {"WIDTH": 4, "ROWS": 16, "BLOCK_N": 64, "ORDERED": True}
 REDUCE = {"HEADS": 8, "DIM": 64, "DIM_P": 64, "CHUNK": 16}
-EPILOGUE = {"NORM": True, "BIAS": False, "RESIDUAL": True}
+EPILOGUE = {"NORM": True, "BIAS": False, "RESIDUAL": True, "GATED": True}
+BLOCKS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128, "AHEAD": 256}
 
 CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
-    "one row": (skinny._row_kernel, PRODUCT, EPILOGUE | {"GATED": True, "ONCE": False}),
-    "rows": (skinny._rows_kernel, PRODUCT, EPILOGUE | {"GATED": True, "BLOCK_M": 16}),
+    "one row": (one_row._row_kernel, PRODUCT, EPILOGUE | {"ONCE": False} | BLOCKS),
+    "tiles": (products._tile_kernel, PRODUCT, EPILOGUE | BLOCKS | {"BLOCK_N": 64}),
+    "shared tiles": (products._shared_tile_kernel, PRODUCT, EPILOGUE | BLOCKS | {"SHARES": 4}),
     "norm": (norms._rms_norm_kernel, NORM, {"ADD": True, "BLOCK": 1024}),
     "split attention": (
         attention._attention_kernel,
@@ -67,10 +69,8 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile_for_a_gpu(name: str) -> None:
     kernel, types, constants = CASES[name]
-    constants = constants | {"PDL": True}
-    if kernel in (skinny._row_kernel, skinny._rows_kernel):
-        constants |= {"BLOCK_N": 16, "BLOCK_K": 128}
     names = kernel.arg_names
+    constants = {n: value for n, value in (constants | {"PDL": True}).items() if n in names}
     source = ASTSource(
         fn=kernel,
         signature={n: "constexpr" if n in constants else types[n] for n in names},
@@ -78,8 +78,13 @@ def test_kernels_compile_for_a_gpu(name: str) -> None:
         attrs={
             (i,): [["tt.divisibility", 16]]
             for i, n in enumerate(names)
-            if types.get(n, "").startswith("*")
+            if types.get(n, "").startswith("*") or n == "K"
         },
     )
     compiled = triton.compile(source, target=HOPPER, options={"num_warps": 4, "launch_pdl": True})
     assert "griddepcontrol.wait" in compiled.asm["ptx"]
+    if name == "tiles":
+        # A wide matrix goes from memory to the tensor cores without passing through registers.
+        assert "wgmma.mma_async" in compiled.asm["ptx"]
+        assert "cp.async" in compiled.asm["ptx"]
+        assert "ld.global" not in compiled.asm["ptx"].split("wgmma.mma_async")[0]

@@ -17,7 +17,9 @@ from models.backends.reference import ReferenceBackend
 from models.batch import ForwardBatch
 from models.cuda import noise as cuda_noise
 from models.cuda.graphs import GraphRunner, StepRow
-from models.cuda.skinny import skinny_linear
+from models.cuda.norms import silu_mul
+from models.cuda.one_row import one_row_linear
+from models.cuda.products import Tiling, few_rows_linear
 from models.cuda.tiles import tiles_of
 from models.cuda.tree import TreeInputs, TreeRunner
 from models.parallel import TensorParallel
@@ -41,8 +43,8 @@ SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 32,
 }
-FUSED = CudaOptions(split=16, fused_tokens=32)
-PLAIN = CudaOptions(split=16, fused_tokens=0)
+FUSED = CudaOptions(split=16, fused_width=64)
+PLAIN = CudaOptions(split=16, few_tokens=0)
 UNSPLIT = CudaOptions(split=16, split_tokens=0)
 
 
@@ -69,23 +71,41 @@ def test_norms_and_gate_equal_torch() -> None:
         strict=True,
     ):
         close(got, want)
-    close(backend().silu_mul(x), reference.silu_mul(x))
+    close(silu_mul(x), reference.silu_mul(x))
 
 
+def test_the_product_of_one_row_equals_torch() -> None:
+    k, n = 72, 40
+    x, weight, bias = randn(1, k), randn(2 * n, k, seed=1), randn(2 * n, seed=2)
+    norm, residual = randn(k, seed=3), randn(1, 2 * n, seed=4)
+    normed = torch.nn.functional.rms_norm(x, (k,), norm, 1e-5)
+    close(one_row_linear(x, weight, bias), x @ weight.T + bias)
+    close(one_row_linear(x, weight, norm=norm, eps=1e-5), normed @ weight.T)
+    close(one_row_linear(x, weight, residual=residual), x @ weight.T + residual)
+    gate, up = (normed @ weight.T).chunk(2, dim=1)
+    gated = one_row_linear(x, weight, norm=norm, eps=1e-5, gated=True)
+    close(gated, torch.nn.functional.silu(gate) * up)
+    with pytest.raises(ValueError, match="one_row_linear"):
+        one_row_linear(x, weight[:, :-1].contiguous())
+
+
+@pytest.mark.parametrize("cut", [None, Tiling(64, 32, 4, 3), Tiling(32, 32, 4, 2, shares=4)])
 @pytest.mark.parametrize("rows", [1, 3, 17])
-def test_skinny_products_equal_torch(rows: int) -> None:
+def test_products_of_few_rows_equal_torch(rows: int, cut: Tiling | None) -> None:
+    """Columns and rows of the matrix are no multiples of the tile's."""
     k, n = 72, 40
     x, weight, bias = randn(rows, k), randn(2 * n, k, seed=1), randn(2 * n, seed=2)
-    norm, residual = randn(k, seed=3), randn(rows, 2 * n, seed=4)
-    normed = torch.nn.functional.rms_norm(x, (k,), norm, 1e-5)
-    close(skinny_linear(x, weight, bias), x @ weight.T + bias)
-    close(skinny_linear(x, weight, norm=norm, eps=1e-5), normed @ weight.T)
-    close(skinny_linear(x, weight, residual=residual), x @ weight.T + residual)
-    gate, up = (normed @ weight.T).chunk(2, dim=1)
-    gated = skinny_linear(x, weight, norm=norm, eps=1e-5, gated=True)
+    residual = randn(rows, 2 * n, seed=4)
+    close(few_rows_linear(x, weight, bias, cut=cut), x @ weight.T + bias)
+    close(few_rows_linear(x, weight, residual=residual, cut=cut), x @ weight.T + residual)
+    gate, up = (x @ weight.T).chunk(2, dim=1)
+    gated = few_rows_linear(x, weight, gated=True, cut=cut)
     close(gated, torch.nn.functional.silu(gate) * up)
-    with pytest.raises(ValueError, match="skinny_linear"):
-        skinny_linear(x, weight[:, :-1].contiguous())
+    out = torch.full((rows, 2 * n), float("nan"))
+    assert few_rows_linear(x, weight, out=out, cut=cut) is out
+    close(out, x @ weight.T)
+    with pytest.raises(ValueError, match="few_rows_linear"):
+        few_rows_linear(x, weight[:, :-1].contiguous())
 
 
 def test_tiles_hold_every_token_once_and_one_sequence_each() -> None:
