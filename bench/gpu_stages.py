@@ -32,6 +32,8 @@ class Stages(msgspec.Struct, kw_only=True):
         leased: share of the decoding steps that ran under a lease.
         tree_ms: from the start of a round that was not cut to its last depth; None where most
             are cut, so that verification alone sets the pace.
+        cached_ms: a round on a hit with nothing lost: the longer of verification and drafting what
+            it verifies (a glue pass, and a step of the tree a token); mean.
     """
 
     verify_ms: float | None = None
@@ -43,6 +45,7 @@ class Stages(msgspec.Struct, kw_only=True):
     hit_gap_us: float | None = None
     hit_round_ms: float | None = None
     leased: float | None = None
+    cached_ms: float | None = None
 
 
 def read_stages(log_dir: Path, longest: int = 40) -> Stages:
@@ -62,8 +65,8 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
             step.append((depths[-1] - glued) / len(depths))
             if not event["cut"] and drafted == start:
                 tree.append(depths[-1] - start)
-    gaps, rounds, leased = _hits(log_dir, longest)
-    return Stages(
+    gaps, rounds, leased, lengths = _hits(log_dir, longest)
+    stages = Stages(
         verify_ms=median_ms(verify),
         backup_ms=median_ms(backup),
         glue_ms=median_ms(glue),
@@ -74,35 +77,43 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
         hit_round_ms=median_ms(rounds),
         leased=leased,
     )
+    pass_ms, glue_ms, step_ms = stages.verify_ms, stages.glue_ms, stages.step_ms
+    if lengths and pass_ms and glue_ms and step_ms:
+        stages.cached_ms = statistics.fmean(max(pass_ms, glue_ms + n * step_ms) for n in lengths)
+    return stages
 
 
-def _hits(log_dir: Path, longest: int) -> tuple[list[float], list[float], float | None]:
-    """Gaps and lengths (ns) of rounds whose outcome, of a single row, was cached and ready."""
+def _hits(log_dir: Path, longest: int) -> tuple[list[float], list[float], float | None, list[int]]:
+    """Of single rows' rounds: gaps and times (ns) after outcomes that were cached and ready, the
+    share of steps that were leased, and the lengths of the chains that hits gave."""
     hits = {
         event["step"]
         for event in events(log_dir / "scheduler.jsonl", "round")
         if len(event["rows"]) == 1 and event["rows"][0]["hit"]
     }
     steps = [e for e in events(log_dir / "target-0.jsonl", "verify") if e["tokens"] <= longest]
-    gaps, rounds = [], []
+    gaps, rounds, lengths = [], [], []
     for one, other in pairwise(steps):
-        ready = one["step"] in hits and not one.get("looks")
-        if ready and other["step"] == one["step"] + 1:
+        if one["step"] not in hits or other["step"] != one["step"] + 1:
+            continue
+        lengths.append(other["tokens"] - 1)
+        if not one.get("looks"):
             gaps.append(other["start"] - one["end"])
             rounds.append(other["start"] - one["start"])
     leased = sum(bool(step.get("leased")) for step in steps)
-    return gaps, rounds, leased / len(steps) if steps else None
+    return gaps, rounds, leased / len(steps) if steps else None, lengths
 
 
 def bound(row: Row, stages: Stages) -> float | None:
     """Tokens a second if nothing but the stages took time (Theorem 7 of arXiv 2603.03251): a
-    round takes the longer of verification and tree on a hit, and their backup besides on a miss."""
+    round on a hit takes the longer of verification and of drafting the chain it verifies, one on a
+    miss verification and its backup."""
     if not stages.verify_ms or not row.tokens_per_round:
         return None
     verify, backup = stages.verify_ms, stages.backup_ms or 0.0
     if row.hit_rate is None:
         return 1e3 * row.tokens_per_round / (verify + backup)
-    cached = max(verify, stages.tree_ms or 0.0)
+    cached = stages.cached_ms or max(verify, stages.tree_ms or 0.0)
     # Misses whose backup was free (prompt lookup) cost a verification alone.
     share = min(1.0, stages.backups / max(1.0, row.counters.get("misses", 0.0)))
     missed = verify + share * backup

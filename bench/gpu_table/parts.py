@@ -81,8 +81,15 @@ PARTS = (
         "smollm2",
         130,
         "smollm2",
-        "ar sd-2 sd-3 sd-4 sd-5 ssd-host-3-12 ssd-3-12 ssd-2-18 ssd-3-18 ssd-4-18 ssd-5-18",
+        "ar sd-2 sd-3 sd-4 sd-5 ssd-3-12 ssd-2-18 ssd-3-18 ssd-4-18 ssd-5-18",
         *("--prompts", "8", "--tokens", "256"),
+    ),
+    _pipeline(
+        "host",
+        30,
+        "smollm2",
+        "ar ssd-host-3-12 ssd-3-12",
+        *("--one-by-one", "--prompts", "6", "--tokens", "256"),
     ),
     _pipeline(
         "llama8b",

@@ -144,7 +144,7 @@ ROWS = (
     Row(
         "hit-scheduler",
         "the same through the scheduler",
-        "smollm2",
+        "host",
         figures.scheduled_hit,
         Goal("<=", 150),
         "us",

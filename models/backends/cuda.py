@@ -23,10 +23,10 @@ from models.backends.base import AttentionKind
 from models.batch import ForwardBatch
 from models.cuda.attention import paged_attention
 from models.cuda.flashinfer import FlashInferAttention
-from models.cuda.noise import CudaSampling
 from models.cuda.norms import add_rms_norm, rms_norm, silu_mul
 from models.cuda.products import MAX_ROWS, few_rows_linear
 from models.cuda.rotary import rope_and_store
+from models.cuda.sampling import CudaSampling
 from models.cuda.tiles import StaticBatch, Tiles, tile_width, tiles_of
 from models.kv_cache import KVCache
 

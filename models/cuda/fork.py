@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from models.cuda.candidates import pack, unpack
 from models.cuda.graphs import StepGraph
 from models.cuda.noise import mix_key
 from models.cuda.overlap import after_previous, overlap
@@ -52,6 +53,7 @@ def _fork_kernel(
     WIDTH_P: tl.constexpr,
     N: tl.constexpr,
     BRANCHES: tl.constexpr,
+    BRANCHES_P: tl.constexpr,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -86,32 +88,28 @@ def _fork_kernel(
         limit = tl.load(limits + row * WIDTH + i, mask=inside, other=0)
         open_to = open_to & (rank < limit[:, None])
         chance = tl.where(open_to, reach[:, None] * weight / total[:, None], -1.0)
-        flat = tl.reshape(chance, (WIDTH_P * N,))
-        ids = tl.reshape(token, (WIDTH_P * N,))
         lane = tl.arange(0, WIDTH_P * N)
-        length = tl.load(starts + row) + first + 1
-        seed = tl.load(seeds + row)
+        best_first = tl.topk(pack(tl.reshape(chance, (WIDTH_P * N,)), lane), BRANCHES_P)
+        peak, where = unpack(best_first)
+        e = tl.arange(0, BRANCHES_P)
+        exists = e < BRANCHES
+        alive = (e < budget) & (peak >= 0.0)
+        k = (where // N).to(tl.int64)
+        cell = (row * WIDTH + first + k) * N + where % N
+        chosen = tl.load(top_tokens + cell, mask=alive & exists, other=0)
+        to = row * BRANCHES + e
+        position = tl.load(starts + row) + first + 1 + k
         home = tl.load(homes + row)
-        for e in range(BRANCHES):
-            peak, where = tl.max(
-                flat, axis=0, return_indices=True, return_indices_tie_break_left=True
-            )
-            alive = (e < budget) & (peak >= 0.0)
-            chosen = tl.sum(tl.where(lane == where, ids, 0), axis=0)
-            k = (where // N).to(tl.int64)
-            to = row * BRANCHES + e
-            position = length + k
-            tl.store(tokens + to, tl.where(alive, chosen, 0))
-            tl.store(positions + to, position)
-            tl.store(slots + to, scratch_start + (home * BRANCHES + e) * STEPS)
-            tl.store(live + to, alive.to(tl.int32))
-            tl.store(context_lens + to, tl.where(alive, position, 0).to(tl.int32))
-            tl.store(outcomes + to, tl.where(alive, (k << 32) | chosen, -1))
-            base = mix_key(tl.full((), 0, tl.uint64), seed)
-            for step in range(STEPS):
-                key = mix_key(mix_key(base, position + 1 + step), tl.full((), 0, tl.int64))
-                tl.store(keys + step * branches + to, key.to(tl.int64))
-            flat = tl.where(lane == where, -1.0, flat)
+        tl.store(tokens + to, chosen, mask=exists)
+        tl.store(positions + to, position, mask=exists)
+        tl.store(slots + to, scratch_start + (home * BRANCHES + e) * STEPS, mask=exists)
+        tl.store(live + to, alive.to(tl.int32), mask=exists)
+        tl.store(context_lens + to, tl.where(alive, position, 0).to(tl.int32), mask=exists)
+        tl.store(outcomes + to, tl.where(alive, (k << 32) | chosen, -1), mask=exists)
+        base = mix_key(tl.full((), 0, tl.uint64), tl.load(seeds + row))
+        for step in range(STEPS):
+            key = mix_key(mix_key(base, position + 1 + step), tl.full((), 0, tl.int64))
+            tl.store(keys + step * branches + to, key.to(tl.int64), mask=exists)
 
 
 @dataclass(slots=True)
@@ -219,6 +217,7 @@ class ForkHooks:
             width,
             n,
             tree.width,
+            min(triton.next_power_of_2(tree.width), width * n),
             tree.steps,
             num_warps=max(1, min(8, width * n // _WARP_LANES)),
             **overlap(given["tokens"]),

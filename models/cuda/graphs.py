@@ -16,6 +16,7 @@ import torch
 
 from ipc.errors import ConfigError
 from ipc.messages.sampling import GREEDY_BELOW
+from models.cuda.candidates import best_scores, following_scores
 from models.cuda.capture import (
     GraphOptions,
     GraphPool,
@@ -25,7 +26,7 @@ from models.cuda.capture import (
     row_buckets,
 )
 from models.cuda.inputs import expand_rows
-from models.cuda.noise import choose, top_scores
+from models.cuda.noise import choose
 from models.cuda.staging import Field, Staging
 from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
 from models.kv_cache import KVCache
@@ -66,7 +67,6 @@ class StepOutput:
     Attributes:
         chosen: int64 [rows, W], the choice after each token.
         logits: [rows, W, V] in the model's activation dtype.
-        scores: float32 [rows, W, V], noised (the logits of greedy rows); with ``top_n`` only.
         top_scores, top_tokens: float32 and int64 [rows, W, n], falling; with ``top_n`` only.
         next_scores: float32 [rows, W], the score of the token fed next in the row; with ``top_n``
             only.
@@ -74,7 +74,6 @@ class StepOutput:
 
     chosen: torch.Tensor
     logits: torch.Tensor
-    scores: torch.Tensor | None = None
     top_scores: torch.Tensor | None = None
     top_tokens: torch.Tensor | None = None
     next_scores: torch.Tensor | None = None
@@ -172,12 +171,9 @@ class StepGraph:
         noise = (self._keys, self._factors)
         choose(logits, *noise, out=out.chosen.view(-1))
         if self._top_n:
-            found = top_scores(logits, *noise, self._top_n)
-            out.scores, out.top_scores, out.top_tokens = (
-                t.view(self.rows, self.width, -1) for t in found
-            )
-            following = inputs["tokens"].roll(-1, 1)[..., None]
-            out.next_scores = out.scores.gather(2, following)[..., 0]
+            found = best_scores(logits, *noise, self._top_n)
+            out.top_scores, out.top_tokens = (t.view(self.rows, self.width, -1) for t in found)
+            out.next_scores = following_scores(logits, *noise, inputs["tokens"])
         if self._hooks is not None:
             self._hooks.tail(self)
 

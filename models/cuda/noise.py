@@ -7,8 +7,6 @@ to float32 rounding.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 import triton
 import triton.language as tl
@@ -52,7 +50,7 @@ def gumbel(key, token):
 
 
 @triton.jit
-def _scores(logits, keys, inverse_temperature, row, token, inside, vocab):
+def score(logits, keys, inverse_temperature, row, token, inside, vocab):
     """Noised scores of one row: logits / T + g, or the logits where 1 / T is given as 0."""
     value = tl.load(logits + row * vocab + token, mask=inside, other=float("-inf")).to(tl.float32)
     factor = tl.load(inverse_temperature + row)
@@ -75,7 +73,7 @@ def _partial_argmax_kernel(
     after_previous(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = part * BLOCK + tl.arange(0, BLOCK)
-    value = _scores(logits, keys, inverse_temperature, row, token, token < vocab, vocab)
+    value = score(logits, keys, inverse_temperature, row, token, token < vocab, vocab)
     peak, at = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
     where = row * tl.num_programs(1) + part
     tl.store(best + where, peak)
@@ -101,7 +99,7 @@ def _scores_kernel(
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocab
-    value = _scores(logits, keys, inverse_temperature, row, token, inside, vocab)
+    value = score(logits, keys, inverse_temperature, row, token, inside, vocab)
     tl.store(out + row * vocab + token, value, mask=inside)
 
 
@@ -166,49 +164,3 @@ def noised_scores(
             **overlap(logits),
         )
     return out
-
-
-def top_scores(
-    logits: torch.Tensor,
-    keys: torch.Tensor,
-    inverse_temperature: torch.Tensor,
-    n: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(scores [N, V], the n best of each row falling [N, n], their ids int64 [N, n])."""
-    scores = noised_scores(logits, keys, inverse_temperature)
-    values, ids = scores.topk(min(n, scores.shape[1]), dim=1)
-    return scores, values, ids
-
-
-class CudaSampling:
-    """``SamplingKernels`` on a GPU: the head's product, then the kernels above."""
-
-    def head_argmax(
-        self,
-        hidden: torch.Tensor,
-        weight: object,
-        inverse_temperature: torch.Tensor,
-        row_keys: torch.Tensor,
-        vocab: int,
-    ) -> torch.Tensor:
-        head = cast(torch.Tensor, weight)
-        logits = torch.nn.functional.linear(hidden, head[:vocab] if vocab else head)
-        return self.noised_argmax(logits, inverse_temperature, row_keys)
-
-    def noised_argmax(
-        self, logits: torch.Tensor, inverse_temperature: torch.Tensor, row_keys: torch.Tensor
-    ) -> torch.Tensor:
-        device = logits.device
-        return choose(logits, row_keys.to(device), inverse_temperature.to(device))
-
-    def noised_topk(
-        self,
-        logits: torch.Tensor,
-        count: int,
-        inverse_temperature: torch.Tensor,
-        row_keys: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        device = logits.device
-        keys, factors = row_keys.to(device), inverse_temperature.to(device)
-        _, values, ids = top_scores(logits, keys, factors, count)
-        return values, ids

@@ -20,14 +20,21 @@ def leased(name: str, tok_s: float, pair: str, verify_ms: float = 0.83) -> dict[
     return engine(name, tok_s, pair, leased=0.99, theorem7_tok_s=tok_s / 0.96, **stages)
 
 
+def through(pair: str) -> list[dict[str, Any]]:
+    stages = {"hit_round_ms": 1.01, "hit_gap_us": 82.0, "verify_ms": 0.91, "leased": 0.0}
+    return [
+        engine("ar", 1485.0, pair, leased=0.0),
+        engine("ssd-host-3-12", 3000.0, pair, **stages),
+        leased("ssd-3-12", 2387.0, pair),
+    ]
+
+
 def real(pair: str) -> list[dict[str, Any]]:
-    through = {"hit_round_ms": 1.01, "hit_gap_us": 82.0, "verify_ms": 0.91, "leased": 0.0}
     return [
         engine("ar", 1485.0, pair, leased=0.0),
         engine("sd-3", 942.0, pair),
         engine("sd-4", 1526.0, pair),
         engine("sd-5", None, pair),
-        engine("ssd-host-3-12", 3000.0, pair, **through),
         leased("ssd-3-12", 2387.0, pair),
         leased("ssd-3-18", 2545.0, pair, 0.82),
         leased("ssd-5-18", 2385.0, pair),
@@ -65,6 +72,7 @@ def sections() -> dict[str, dict[str, Any]]:
             ],
         },
         "smollm2": {"pipeline": real(GREEDY) + real(SAMPLED)},
+        "host": {"pipeline": through(GREEDY) + through(SAMPLED)},
         "llama8b": shapes("llama8b", 210.0, 370.0, 560.0),
         "qwen32b": shapes("qwen32b", 56.0, 116.0, 191.0),
         "llama70b": shapes("llama70b", 28.0, 128.0, 122.0),

@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from models.cuda import attention, norms, one_row, products
+from models.cuda import attention, candidates, norms, one_row, products
 
 HOPPER = GPUTarget("cuda", 90, 32)
 PRODUCT = {
@@ -41,6 +41,12 @@ NORM = {
     "width": "i32",
     "eps": "fp32",
 }
+BEST = {
+    "logits": "*bf16",
+    **dict.fromkeys(("keys", "kept", "entries", "tokens"), "*i64"),
+    **dict.fromkeys(("inverse_temperature", "values"), "*fp32"),
+    **dict.fromkeys(("vocab", "count", "n"), "i32"),
+}
 SHAPE = {"HEADS": 8, "KV_HEADS": 2, "GROUP_P": 4, "DIM": 64, "DIM_P": 64, "PAGE": 16}
 TILE = {"WIDTH": 4, "ROWS": 16, "BLOCK_N": 64, "ORDERED": True}
 REDUCE = {"HEADS": 8, "DIM": 64, "DIM_P": 64, "CHUNK": 16}
@@ -51,6 +57,8 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "one row": (one_row._row_kernel, PRODUCT, EPILOGUE | {"ONCE": False} | BLOCKS),
     "tiles": (products._tile_kernel, PRODUCT, EPILOGUE | BLOCKS | {"BLOCK_N": 64}),
     "shared tiles": (products._shared_tile_kernel, PRODUCT, EPILOGUE | BLOCKS | {"SHARES": 4}),
+    "first of a tournament": (candidates._first_kernel, BEST, {"BLOCK": 1024, "KEEP": 64}),
+    "last of a tournament": (candidates._last_kernel, BEST, {"BLOCK": 512, "KEEP": 64}),
     "norm": (norms._rms_norm_kernel, NORM, {"ADD": True, "BLOCK": 1024}),
     "split attention": (
         attention._attention_kernel,

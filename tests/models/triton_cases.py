@@ -16,10 +16,12 @@ from models.backends.cuda import CudaBackend, CudaOptions
 from models.backends.reference import ReferenceBackend
 from models.batch import ForwardBatch
 from models.cuda import noise as cuda_noise
+from models.cuda.candidates import MOST, best_scores, following_scores
 from models.cuda.graphs import GraphRunner, StepRow
 from models.cuda.norms import silu_mul
 from models.cuda.one_row import one_row_linear
 from models.cuda.products import Tiling, few_rows_linear
+from models.cuda.sampling import CudaSampling
 from models.cuda.tiles import tiles_of
 from models.cuda.tree import TreeInputs, TreeRunner
 from models.parallel import TensorParallel
@@ -218,9 +220,26 @@ def test_noise_and_its_argmax_equal_the_samplers() -> None:
     flat = torch.zeros(1, vocab)
     flat[0, [1100, 40, 2400]] = 2.0
     assert cuda_noise.choose(flat, keys[:1], torch.zeros(1)).tolist() == [40]
-    values, ids = cuda_noise.CudaSampling().noised_topk(logits, 5, factors, keys)
+    values, ids = CudaSampling().noised_topk(logits, 5, factors, keys)
     torch.testing.assert_close(values, want.topk(5).values, atol=4e-6, rtol=1e-6)
     assert torch.equal(ids, want.topk(5).indices)
+
+
+@pytest.mark.parametrize(("vocab", "n"), [(33, 5), (33, 64), (2500, 64), (5000, 300), (20000, 3)])
+def test_the_best_scores_come_in_order_and_the_lower_of_equals_first(vocab: int, n: int) -> None:
+    keys = noise.keys_to_tensor(noise.row_keys([3, 4], [7, 8], noise.SHARED))
+    logits = randn(2, vocab) * 3
+    logits[1] = logits[1].round()  # a greedy row with many equal scores, some below zero
+    factors = torch.tensor([1.0, 0.0])
+    scores = cuda_noise.noised_scores(logits, keys, factors)
+    want = scores.sort(dim=1, descending=True, stable=True)
+    values, tokens = best_scores(logits, keys, factors, n)
+    assert torch.equal(values, want.values[:, :n])
+    if n <= MOST:
+        assert torch.equal(tokens, want.indices[:, :n])
+    fed = torch.tensor([[4, 30]])
+    own = following_scores(logits, keys, factors, fed)
+    assert own.tolist() == [[float(scores[0, 30]), float(scores[1, 4])]]
 
 
 def test_steps_equal_the_reference_and_its_sampler(tmp_path: Path) -> None:
