@@ -89,11 +89,16 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         token_ids: Sequence[int] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        must_fit: bool = False,
         **sampling: Any,
     ) -> AsyncStream:
         """Submit at once; returns the stream of its chunks.
 
-        Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``sampling`` are fields of
+        Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``chat_template_kwargs`` are
+        more variables of the model's chat template (``{"enable_thinking": False}``). With
+        ``must_fit``, ``max_tokens`` that do not fit beside the prompt are refused; else the answer
+        ends where the context does. ``sampling`` are fields of
         SamplingParams and override ``params``. Raises RequestError for a request that is too long,
         has a part of another type than it should, or text that is not Unicode (surrogates).
         """
@@ -103,6 +108,8 @@ class AsyncClient:
             messages=_chat_messages(messages),
             token_ids=_token_ids(token_ids),
             params=_sampling(params, sampling),
+            chat_template_kwargs=chat_template_kwargs,
+            must_fit=must_fit,
         )
         data = self._encode(submit)
         if len(data) > MAX_MESSAGE:

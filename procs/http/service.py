@@ -68,11 +68,11 @@ class Service:
         """What requests are told when the gateway is going down."""
         return ApiError(503, f"the server is stopping: {self.stopping}")
 
-    def answers(self, prompts: Sequence[Prompt], params: SamplingParams) -> Answers:
+    def answers(self, prompts: Sequence[Prompt], params: SamplingParams, must_fit: bool) -> Answers:
         """Submit; see Answers."""
         self.check_serving()
         timeout = self.config.gateway.request_timeout
-        return Answers(self.client, prompts, params, timeout, self.histograms)
+        return Answers(self.client, prompts, params, must_fit, timeout, self.histograms)
 
     async def text_of(self, prompt: Prompt) -> str:
         """The text of a prompt, for ``echo``; the tokenizer is read when it is first needed."""
