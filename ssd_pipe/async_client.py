@@ -28,7 +28,7 @@ from ipc.messages.client import (
 from ssd_pipe.async_stream import AsyncStream, Result
 from ssd_pipe.endpoint import CLIENT_KEY, MAX_MESSAGE, SERVER_KEY, find_endpoint, find_keys
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError, SsdPipeError
-from ssd_pipe.params import SamplingParams
+from ssd_pipe.params import SamplingParams, checked
 
 CONNECT_TIMEOUT = 5.0  # seconds
 _LINK_EVENTS = (
@@ -100,7 +100,7 @@ class AsyncClient:
         ``must_fit``, ``max_tokens`` that do not fit beside the prompt are refused; else the answer
         ends where the context does. ``sampling`` are fields of
         SamplingParams and override ``params``. Raises RequestError for a request that is too long,
-        has a part of another type than it should, or text that is not Unicode (surrogates).
+        has a part of another type or out of range, or text that is not Unicode (surrogates).
         """
         submit = Submit(
             id=f"r{next(self._numbers)}",
@@ -310,6 +310,14 @@ class AsyncClient:
             texts = {"prompt": (submit.prompt,), "messages": _texts(submit.messages)}
             wrong = [field for field, parts in texts.items() if error.object in parts]
             raise RequestError(400, "not valid Unicode", (wrong or ["params"])[0]) from None
+        except (TypeError, OverflowError, RecursionError) as error:
+            free = {
+                "token_ids": submit.token_ids,
+                "response_format": submit.params.response_format,
+                "chat_template_kwargs": submit.chat_template_kwargs,
+            }
+            wrong = [field for field, value in free.items() if value is not None]
+            raise RequestError(400, f"not JSON: {error}", (wrong or ["prompt"])[-1]) from None
 
     def _fail_all(self, error: SsdPipeError) -> None:
         for queue in self._queues.values():
@@ -357,4 +365,6 @@ def _texts(messages: tuple[ChatMessage, ...] | None) -> list[str]:
 def _sampling(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:
     if isinstance(stop := overrides.get("stop"), str):
         overrides["stop"] = (stop,)
-    return msgspec.structs.replace(params or SamplingParams(), **overrides)
+    if unknown := overrides.keys() - set(SamplingParams.__struct_fields__):
+        raise TypeError(f"SamplingParams have no {', '.join(sorted(unknown))}")
+    return checked(params, overrides)

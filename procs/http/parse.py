@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,15 +20,13 @@ from procs.http.schemas import (
     GenerationRequest,
     RequestMessage,
 )
-from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
+from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, checked, wrong_type
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 TEMPERATURE = 1.0  # OpenAI's default
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 PARTS_JOINT = "\n"
 UNSUPPORTED = "is not supported by this server"
-
-_PLACE = re.compile(r"(.*) - at `(?:key` in `)?\$([^`]*)`", re.DOTALL)
 
 Wanted = TypeVar("Wanted", CompletionRequest, ChatRequest)
 
@@ -45,11 +42,11 @@ class Prompt:
 
 
 def decode(body: bytes, kind: type[Wanted]) -> Wanted:
-    """Raises ApiError (400): not JSON, a wrong type, or a field that is not supported."""
+    """Raises ApiError or RequestError (400): not JSON, a wrong type, a field not supported."""
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(error) from None
+        raise wrong_type(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
     for name in UNSUPPORTED_NAMES:
@@ -97,7 +94,7 @@ def choices(request: GenerationRequest, prompts: Sequence[Prompt]) -> int:
 def sampling(request: GenerationRequest, n: int, max_model_len: int) -> SamplingParams:
     """Parameters of a request for ``n`` answers to each prompt.
 
-    Raises ApiError for a wrong type, RequestError for what is out of range.
+    Raises ApiError for what does not go together, RequestError for what is out of range.
     """
     values: dict[str, Any] = {
         "n": n,
@@ -119,12 +116,7 @@ def sampling(request: GenerationRequest, n: int, max_model_len: int) -> Sampling
             values[name] = 0
         else:
             values[name] = value
-    try:
-        params = msgspec.convert(values, SamplingParams)
-    except msgspec.ValidationError as error:
-        raise _explain(error) from None
-    params.validate()
-    return params
+    return checked(None, values)
 
 
 def given_limit(request: GenerationRequest) -> bool:
@@ -191,14 +183,3 @@ def _text(part: ContentPart, where: str) -> str:
         reason = f"only parts of type 'text' are supported, got {part.type!r}"
         raise ApiError(400, reason if part.type != "text" else "has no text", where)
     return part.text
-
-
-def _explain(error: msgspec.ValidationError) -> ApiError:
-    found = _PLACE.fullmatch(str(error))
-    text, path = found.groups() if found else (str(error), "")
-    field = path.replace("[...]", "").replace("[", ".").replace("]", "").lstrip(".")
-    if "`" in text and text.startswith("Object missing"):
-        name = text.split("`")[1]
-        field = f"{field}.{name}" if field else name
-        text = "is required"
-    return ApiError(400, text, field)
