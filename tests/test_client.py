@@ -234,6 +234,19 @@ def test_a_stopping_pipeline_fails_open_requests(run, client):
         client.generate("x")
 
 
+def test_a_pause_of_its_own_is_no_silence_of_the_pipeline(run):
+    async def work():
+        async with AsyncClient(run.endpoint, timeout=0.6) as client:
+            stream = client.stream(token_ids=[HANG])
+            await client.status()
+            time.sleep(1.5)  # nothing of this process goes on
+            await client.status()
+            await stream.cancel()
+            return [chunk.finish_reason async for chunk in stream]
+
+    assert asyncio.run(work()) == ["cancelled"]
+
+
 def test_a_pipeline_that_vanishes_is_noticed_at_once():
     router = zmq.Context.instance().socket(zmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")

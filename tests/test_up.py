@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,22 @@ def test_a_process_that_hangs_is_named(settings: dict[str, Any], tmp_path: Path)
     assert status == 1
     assert "target-0" in output.splitlines()[-1]
     assert all_gone(list(pids.values()))
+
+
+def test_a_machine_that_stands_still_ends_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    up = Up(settings | {"run.beat_timeout": 1.0}, tmp_path)
+    ready = up.ready()
+    with Client(ready["endpoint"]) as client:
+        before = client.generate("x", max_tokens=4, ignore_eos=True)
+        everyone = [up.process.pid, *ready["pids"].values()]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in everyone:
+                os.kill(pid, number)
+            time.sleep(2.5)  # the pause, and time in which a loss would be noticed
+        assert client.generate("x", max_tokens=4, ignore_eos=True).token_ids == before.token_ids
+    assert up.process.poll() is None
+    up.process.send_signal(signal.SIGTERM)
+    assert up.wait(20)[0] == 0
 
 
 def test_the_procfile_starts_the_same_pipeline(
