@@ -101,7 +101,6 @@ class _Worker:
                 sizes.slots,
                 sizes.k,
                 sizes.vocab_size,
-                share.workers,
             )
         self._speculator = Speculator(
             model,
