@@ -269,6 +269,8 @@ class Supervisor:
         if self.failure:
             stages, grace = FAILED_STAGES, min(grace, FAILED_GRACE)
             self._group.await_exit(("scheduler", "frontend"), TELLING_WAIT, lambda: self._hurry)
+            # Who is missed and still there hangs; the others are on their way out.
+            self._group.kill(self.failure.partition(":")[0])
         self._group.tear_down(stages, grace, lambda: self._hurry)
 
     def _remove_ready_file(self) -> None:

@@ -242,11 +242,15 @@ def test_a_restart_goes_without_a_ready_file_that_cannot_be_written(
 @pytest.mark.slow
 def test_a_process_that_hangs_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
     up = Up(settings | {"run.beat_timeout": 2.0}, tmp_path)
-    pids = up.ready()["pids"]
+    ready = up.ready()
+    pids, log_dir = ready["pids"], ready["log_dir"]
     os.kill(pids["target-0"], signal.SIGSTOP)
     status, output = up.wait(20)
     assert status == 1
     assert "target-0" in output.splitlines()[-1]
+    lines = Path(log_dir, "supervisor.jsonl").read_text().splitlines()
+    times = {record["event"]: record["t"] for record in map(json.loads, lines)}
+    assert (times["stopped"] - times["failed"]) * 1e-9 < 2.5  # nobody waits for it to end
     assert all_gone(list(pids.values()))
 
 
