@@ -220,6 +220,18 @@ def test_a_ready_file_that_cannot_be_is_refused_before_anything_starts(
     assert left_behind(shm_dir) == []
 
 
+def test_shared_memory_on_a_disk_is_warned_of_once(
+    settings: dict[str, Any], disk_dir: Path
+) -> None:
+    lines = Lines()
+    supervisor = Supervisor(load(None, settings | {"run.shm_dir": str(disk_dir)}), lines)
+    supervisor.start()
+    supervisor.stop()
+    warnings = [event for event, _ in lines.events if event.startswith("run.shm_dir: ")]
+    assert len(warnings) == 1
+    assert f"{disk_dir} is on " in warnings[0]
+
+
 @pytest.mark.slow
 def test_a_restart_goes_without_a_ready_file_that_cannot_be_written(
     settings: dict[str, Any], tmp_path: Path

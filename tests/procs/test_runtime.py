@@ -17,7 +17,7 @@ from ipc.rundir import list_runs
 from procs.hub import expected_names
 from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe.config import PipelineConfig, TargetSection
-from tests.procs.group import MEMBERS
+from tests.procs.group import MEMBERS, Group
 from tests.waiting import wait_for
 
 
@@ -201,6 +201,18 @@ def test_second_of_a_name_other_config_and_strangers_are_refused(make_group: Any
     # None of this harmed the group: it still becomes ready with the right ones.
     group.members["target-0"].send_signal(signal.SIGTERM)
     assert group.end("target-0") == (0, "")
+
+
+def test_a_run_on_a_disk_is_warned_of_where_nobody_supervises(
+    disk_dir: Path, tmp_path: Path
+) -> None:
+    group = Group(tmp_path, disk_dir)
+    group.start("scheduler")
+    group.hear("scheduler", "listening")
+    events = [record["event"] for record in group.log("scheduler")]
+    assert sum(event.startswith(f"run.shm_dir: {disk_dir} is on ") for event in events) == 1
+    group.members["scheduler"].send_signal(signal.SIGTERM)
+    assert group.end("scheduler")[0] == 0
 
 
 def test_a_second_scheduler_of_the_run_is_refused(make_group: Any) -> None:
