@@ -23,6 +23,7 @@ from ipc.curve import ZAP_DOMAIN, KeyPair, KnownClients
 from ipc.messages.client import MAX_ID, ClientMessage, Failure, ServerMessage
 from ssd_pipe.endpoint import MAX_MESSAGE
 from ssd_pipe.errors import RequestError, ResourceError
+from ssd_pipe.params import wrong_type
 
 LINGER_MS = 1000  # for the last answers when the group stops
 MAX_TEXT = 1000  # characters of an error; what a client sends is not sent back at length
@@ -150,6 +151,11 @@ class ClientPort:
             raise RequestError(413, f"message of {len(body[0])} bytes, the limit is {MAX_MESSAGE}")
         try:
             return self._decoder.decode(body[0])
+        except msgspec.ValidationError as error:
+            found = wrong_type(error, "params")
+            if not found.field:
+                found = RequestError(400, f"not a message this endpoint knows: {error}")
+            raise found from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(400, f"not a message this endpoint knows: {error}") from None
 

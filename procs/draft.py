@@ -24,6 +24,7 @@ from procs import channels
 from procs.device_link import FACT, DraftLink
 from procs.device_probe import agree, describe_device
 from procs.placement import Threads, kv_blocks, place, spin_us
+from procs.plan_inbox import PlanInbox
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig, load_format
@@ -34,7 +35,6 @@ from ssd_pipe.drafting.speculator import Speculator
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import make_part, size_bytes
-from ssd_pipe.errors import PeerLost
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 POLL = 0.5  # seconds between looks at the stop flag
 DECIDE_SECONDS = 120e-6  # what the scheduler may take to say whether it waits for another depth
-PLAN_SECONDS = 1e-3  # what its next plan may take then
 
 
 def run(runtime: Runtime) -> None:
@@ -67,8 +66,6 @@ class _Worker:
         self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
         self.facts = {"vocab_size": sizes.vocab_size}
         link = DraftLink(runtime, sizes, device) if config.mode == "ssd" else None
-        self._waiting: DraftPlan | None = None
-        self._leased: RecordPlans | None = None
         self._records = link.records if link is not None else None
         model = load_model(
             resolve(config.draft.model),
@@ -101,7 +98,6 @@ class _Worker:
                 sizes.slots,
                 sizes.k,
                 sizes.vocab_size,
-                share.workers,
             )
         self._speculator = Speculator(
             model,
@@ -120,19 +116,18 @@ class _Worker:
             runtime.log.info(
                 "leased rounds", possible=self._records is not None, reason=link.reason
             )
+        leased = None
         if self._records is not None:
-            self._leased = RecordPlans(
-                self._records, config.speculation, self._speculator.tokens_of
-            )
-        self._plans = TypedReceiver.open(
+            leased = RecordPlans(self._records, config.speculation, self._speculator.tokens_of)
+        plans = TypedReceiver.open(
             runtime,
             channels.draft_plans(runtime.rank),
             DraftPlan,
             capacity=sizes.plan_bytes,
             spin_us=spin_us(device),
         )
+        self._inbox = PlanInbox(plans, runtime.stopping, self._speculator.apply, leased)
         self._notices = TypedSender.open(runtime, channels.draft_notices(runtime.rank), DraftNotice)
-        self._begun = False
         runtime.log.info(
             "loaded",
             backend=model.backend.name,
@@ -148,58 +143,17 @@ class _Worker:
         while not self._runtime.stopping.is_set():
             self._runtime.alive()
             if plan is None:
-                plan = self._next(0 if lagging else POLL)
+                plan = self._inbox.next(0 if lagging else POLL)
             if plan is None:
                 lagging = self._speculator.prefill()
                 continue
             lagging = True
-            self._take_up(plan)
-            waiting = self._next(0)
+            self._inbox.take_up(plan)
+            waiting = self._inbox.next(0)
             if waiting is None:
                 with profiler.step(f"draft {plan.round}"):
                     waiting = self._round(plan)
             plan = waiting
-
-    def _take_up(self, plan: DraftPlan) -> None:
-        self._speculator.apply(plan)
-        if plan.lease is not None and self._leased is not None:
-            self._leased.begin(plan)
-
-    def _next(self, timeout: float) -> DraftPlan | None:
-        """The next plan, from the scheduler or, under a lease, from the records.
-
-        The plan before it must have been taken up. Raises PeerLost if records are missing that
-        the scheduler has seen.
-        """
-        plan, self._waiting = self._waiting, None
-        if plan is not None:
-            return plan
-        leased = self._leased
-        if leased is None or leased.over:
-            return self._receive(timeout)
-        end = time.monotonic() + timeout
-        while True:
-            plan = leased.take()
-            if plan is None:
-                plan = self._receive(0)
-                if plan is not None:
-                    self._read_rest(leased, plan.read)
-            if plan is not None or time.monotonic() >= end or self._runtime.stopping.is_set():
-                return plan
-
-    def _read_rest(self, leased: RecordPlans, last: int) -> None:
-        """The lease has ended: take in the records up to round ``last``."""
-        while leased.number <= last:
-            plan = leased.take()
-            if plan is None:
-                raise PeerLost(f"the records of round {leased.number} are missing")
-            self._speculator.apply(plan)
-        leased.end()
-
-    def _interrupted(self) -> bool:
-        """Whether another plan has come."""
-        self._waiting = self._next(0)
-        return self._waiting is not None
 
     def _round(self, plan: DraftPlan) -> DraftPlan | None:
         """Run a round until it ends or the next plan comes; returns that plan."""
@@ -216,18 +170,20 @@ class _Worker:
                 depths.append(now)
                 if self._cache.reader_waits:
                     self._notices.send(DepthReady(plan.round, len(depths)))
-                    following = self._last_call()
+                    following = self._inbox.last_call(
+                        lambda: self._cache.reader_waits, self._decide_seconds
+                    )
                     if following is not None:
                         break
             else:
                 stamps[stage] = now
             # A backup chain has someone waiting for it; anything else yields to the next plan.
             if stage != "backup":
-                following = self._next(0)
+                following = self._inbox.next(0)
                 if following is not None:
                     break
-        following = following or self._waiting
-        self._waiting = None
+        # Under a lease the round may have ended because a plan came, which is kept there.
+        following = following or self._inbox.take_held()
         times = DraftTimes(
             round=plan.round,
             started_ns=started,
@@ -256,23 +212,6 @@ class _Worker:
         )
         return following
 
-    def _last_call(self) -> DraftPlan | None:
-        """The next plan, if whoever waited for this depth wants no more of them.
-
-        A pass that has begun on a GPU cannot be taken back, and the next round waits for its end.
-        """
-        end = time.monotonic() + self._decide_seconds
-        while time.monotonic() < end:
-            if not self._cache.reader_waits:
-                return self._receive(PLAN_SECONDS)
-        return None
-
-    def _receive(self, timeout: float) -> DraftPlan | None:
-        """The next plan. What comes before the first fresh one was meant for a predecessor."""
-        plan = self._plans.recv(timeout)
-        self._begun = self._begun or (plan is not None and plan.fresh)
-        return plan if self._begun else None
-
     def _stages(self, plan: DraftPlan) -> Iterator[str]:
         records = self._records
         if not plan.number or records is None:
@@ -287,7 +226,7 @@ class _Worker:
         def skip(slot: int) -> None:
             records.skip(slot, plan.number)
 
-        return self._speculator.round(plan, answer, skip, self._interrupted)
+        return self._speculator.round(plan, answer, skip, self._inbox.interrupted)
 
 
 def _graphs(

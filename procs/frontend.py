@@ -30,7 +30,7 @@ from procs.client_port import ClientPort
 from procs.file_limit import allow_files
 from procs.intake import Intake
 from procs.latest_stats import LatestStats
-from procs.liveness import BEAT, SIGNALS
+from procs.liveness import BEAT, farewell
 from procs.open_request import OpenRequest
 from procs.open_submits import Group, Key, OpenSubmits
 from procs.runtime import Runtime
@@ -349,11 +349,9 @@ class Frontend:
 
     def _stop_all(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Fail every request."""
-        reason = self._runtime.stopping.reason
-        ordered = not reason or reason in SIGNALS
-        farewell = "the pipeline is stopping" if ordered else f"pipeline stopped: {reason}"
+        error = farewell(self._runtime.stopping.reason)
         for task in [*tasks, *self._tasks]:
             task.cancel()
         for key in list(self._open):
             self._open.close(key)
-            self._port.fail(*key, RequestError(503, farewell))
+            self._port.fail(*key, error)

@@ -29,7 +29,7 @@ from ipc.messages.hub import (
     Shutdown,
     Welcome,
 )
-from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE
+from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE, TURNS_PER_TIMEOUT
 from procs.liveness import Wakeup, readable
 from procs.peer import Peer, local_pid
 from procs.roster import Roster
@@ -157,11 +157,12 @@ class Hub:
     # ------------------------------------------------------------ hub thread
 
     def _run(self) -> None:
-        interval = self._runtime.config.run.beat_timeout / BEATS_PER_TIMEOUT
+        limit = self._runtime.config.run.beat_timeout
+        interval, turn = limit / BEATS_PER_TIMEOUT, limit / TURNS_PER_TIMEOUT
         next_beat = time.monotonic() + interval
         while not self._closing:
             due = min(next_beat, self._roster.next_verdict()) - time.monotonic()
-            ready = dict(self._poller.poll(max(1, round(due * 1000))))
+            ready = dict(self._poller.poll(max(1, round(min(due, turn) * 1000))))
             self._wake.clear()
             self._roster.note_deaths(ready, self._poller)
             for sock in self._sockets:
@@ -218,7 +219,7 @@ class Hub:
         self._send(sock, route, welcome)
 
     def _hear(self, route: bytes, peer: Peer, message: PeerMessage) -> None:
-        peer.last_heard = time.monotonic()
+        self._roster.hear(peer)
         if isinstance(message, Ready) and peer.state == "starting":
             self._roster.get_ready(peer, message)
             if self._group is not None and peer.socket is not None:

@@ -28,8 +28,10 @@ from ipc.messages.hub import (
 )
 from procs.liveness import Pulse, StopFlag, Wakeup, readable
 from ssd_pipe.errors import PeerLost, ResourceError
+from ssd_pipe.running_time import RunningTime
 
 BEATS_PER_TIMEOUT = 4
+TURNS_PER_TIMEOUT = 20  # of the loops that judge by silence
 FLUSH_MS = 1000  # what ``close`` may spend on delivering the last message
 MAX_MESSAGE = 1 << 20
 
@@ -75,7 +77,9 @@ class HubLink:
         sockets.connect_also(self._socket, endpoint)
         self._hello = Hello(name=name, pid=os.getpid(), config_digest=config_digest)
         self._post(self._hello)
-        self._last_heard = time.monotonic()
+        self._turn = beat_timeout / TURNS_PER_TIMEOUT
+        self._clock = RunningTime(self._turn)
+        self._last_heard = 0.0
         self._thread = threading.Thread(target=self._run, name="hub-link", daemon=True)
         self._thread.start()
 
@@ -142,7 +146,9 @@ class HubLink:
         interval = self._beat_timeout / BEATS_PER_TIMEOUT
         next_beat = time.monotonic() + interval
         while not self._closing:
-            poller.poll(max(1, round((next_beat - time.monotonic()) * 1000)))
+            due = min(self._turn, next_beat - time.monotonic())
+            poller.poll(max(1, round(due * 1000)))
+            self._clock.read()
             self._wake.clear()
             # What the hub said last is read before it is judged: it may have said goodbye, and
             # this thread may have been held up longer than the hub.
@@ -167,7 +173,7 @@ class HubLink:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._last_heard = time.monotonic()
+            self._last_heard = self._clock.now
             try:
                 message = self._decoder.decode(frame)
             except msgspec.MsgspecError as error:
@@ -188,7 +194,7 @@ class HubLink:
         # come back, and silence decides.
         if gone and self._is_local:
             self._lose("scheduler: connection closed")
-        elif time.monotonic() - self._last_heard > self._beat_timeout:
+        elif self._clock.now - self._last_heard > self._beat_timeout:
             self._lose(f"scheduler: no heartbeat for {self._beat_timeout:g} s")
 
     def _lose(self, how: str) -> None:

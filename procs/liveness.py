@@ -6,9 +6,22 @@ import os
 import select
 import time
 
+from ssd_pipe.errors import RequestError
+
 BEAT = 0.25  # seconds between signs of life of an event loop, whatever else it does
 SIGNALS = ("SIGTERM", "SIGINT")
 """Reasons of a StopFlag that mean an orderly end."""
+
+
+def farewell(reason: str) -> RequestError:
+    """What requests are told (503), wherever they are, when the pipeline ends.
+
+    ``reason`` is a StopFlag's, or what has failed; empty for an orderly end.
+    """
+    orderly = not reason or reason in SIGNALS
+    return RequestError(
+        503, "the pipeline is stopping" if orderly else f"pipeline stopped: {reason}"
+    )
 
 
 class Stopping(Exception):

@@ -9,7 +9,11 @@ import zmq
 
 
 class Peer:
-    """One expected process. ``state`` is empty until it connects, then as in ProcessState."""
+    """One expected process. ``state`` is empty until it connects, then as in ProcessState.
+
+    ``last_heard`` is a time of the roster's clock; ``excused``: it was silent for too long together
+    with others, and has one more interval.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -20,13 +24,17 @@ class Peer:
         self.notes: dict[str, str] = {}
         self.socket: zmq.Socket[bytes] | None = None
         self.last_heard = 0.0
+        self.excused = False
         self.died = 0.0  # when its process ended, 0 while it runs or after that was dealt with
         self.pidfd = -1
 
-    def connect(self, sock: zmq.Socket[bytes], pid: int) -> None:
+    def connect(self, sock: zmq.Socket[bytes], pid: int, now: float) -> None:
         self.socket, self.pid, self.state = sock, pid, "starting"
         self.detail, self.facts = "", {}
-        self.last_heard = time.monotonic()
+        self.hear(now)
+
+    def hear(self, now: float) -> None:
+        self.last_heard, self.excused = now, False
 
     def watch_process(self, poller: zmq.Poller) -> None:
         try:

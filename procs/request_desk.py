@@ -20,6 +20,7 @@ from ipc.messages.requests import (
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
 from procs.hub import Hub
+from procs.liveness import farewell
 from procs.reporter import Reporter
 from ssd_pipe.engine.blocks import BlockTable
 from ssd_pipe.engine.request import Request
@@ -109,7 +110,7 @@ class RequestDesk:
 
     def fail_all(self, reason: str) -> None:
         """Tell every request that the pipeline is going down."""
-        error = RequestError(503, f"pipeline stopped: {reason}")
+        error = farewell(reason)
         # Without a frontend there is nobody to tell, and the first loss is the one to report.
         with contextlib.suppress(PeerLost):
             self._reporter.tell()

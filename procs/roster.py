@@ -12,9 +12,11 @@ import zmq
 from structlog.typing import FilteringBoundLogger
 
 from ipc.messages.hub import Hello, ProcessState, Ready
+from procs.hub_link import TURNS_PER_TIMEOUT
 from procs.peer import Peer
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.restarts import solo_roles
+from ssd_pipe.running_time import RunningTime
 
 LOADING_SILENCE = 60.0  # seconds; importing a large library can hold up even the beat thread
 LAST_WORDS = 0.2  # seconds between a process's death and taking it for one without a message
@@ -37,6 +39,7 @@ class Roster:
         self.first_loss = ""
         self._digest = config.digest()
         self._limit = config.run.beat_timeout
+        self._clock = RunningTime(config.run.beat_timeout / TURNS_PER_TIMEOUT)
         self._solo_roles = solo_roles(config)
         self._absences: dict[str, str] = {}
         self._log = log
@@ -62,7 +65,7 @@ class Roster:
         """This process, called ``own_name``, and every expected one as last seen."""
         own = "stopping" if self.leaving else "ready" if self.ready else "starting"
         with self._lock:
-            now = time.monotonic()
+            now = self._clock.now
             states = [
                 ProcessState(
                     name=p.name,
@@ -101,9 +104,13 @@ class Roster:
         """Take in a process that may join."""
         peer = self.peers[name]
         with self._lock:
-            peer.connect(sock, pid)
+            peer.connect(sock, pid, self._clock.now)
         self._log.info("connected", peer=name, pid=pid)
         return peer
+
+    def hear(self, peer: Peer) -> None:
+        """It has sent something."""
+        peer.hear(self._clock.now)
 
     def get_ready(self, peer: Peer, ready: Ready) -> None:
         """A process has loaded."""
@@ -134,20 +141,36 @@ class Roster:
         return min(deaths, default=float("inf"))
 
     def judge(self) -> bool:
-        """Miss those that have died or are silent; True if anybody was."""
+        """Miss those that have died or are silent; True if anybody was. Due in every turn."""
         now = time.monotonic()
         missed = False
         for peer in self.peers.values():
-            if peer.died:
-                if now - peer.died >= LAST_WORDS:
-                    missed |= self._lose_dead(peer)
-                continue
-            silence = self._limit
-            if peer.state == "starting":
-                silence = max(silence, LOADING_SILENCE)
-            if peer.state in {"starting", "ready"} and now - peer.last_heard > silence:
-                missed |= self.lose(peer, f"no heartbeat for {silence:g} s")
-        return missed
+            if peer.died and now - peer.died >= LAST_WORDS:
+                missed |= self._lose_dead(peer)
+        return self._judge_silence() or missed
+
+    def _judge_silence(self) -> bool:
+        now = self._clock.read()
+        waited = {
+            peer: (now - peer.last_heard) / self._allowed(peer)
+            for peer in self.peers.values()
+            if peer.state in {"starting", "ready"} and not peer.died
+        }
+        late = [peer for peer, share in waited.items() if share > 1]
+        quiet = [peer for peer, share in waited.items() if share > 0.5]
+        if late and len(quiet) > 1 and not any(peer.excused for peer in late):
+            # They hardly all hang at once: the machine did, or what is between us.
+            for peer in quiet:
+                peer.last_heard, peer.excused = now, True
+            self._log.warning("silent together", peers=[peer.name for peer in quiet])
+            return False
+        for peer in late:
+            self.lose(peer, f"no heartbeat for {self._allowed(peer):g} s")
+        return bool(late)
+
+    def _allowed(self, peer: Peer) -> float:
+        """Seconds that it may be silent."""
+        return max(self._limit, LOADING_SILENCE) if peer.state == "starting" else self._limit
 
     def lose(self, peer: Peer, what: str) -> bool:
         """A process has failed, died or fallen silent; False if that was known."""

@@ -16,7 +16,7 @@ from types import FrameType
 
 from structlog.typing import FilteringBoundLogger
 
-from ipc import probe
+from ipc import filesystem, probe
 from ipc.channel import Transport
 from ipc.rundir import RunDir
 from procs.hub_link import HubLink
@@ -130,6 +130,12 @@ class Runtime:
         self.transport = "zmq" if welcome.transport == "zmq" else "shm"
         self.returning = welcome.returning
 
+    def warn_of_disk(self) -> None:
+        """Say so where shared memory is on a disk."""
+        if warning := filesystem.disk_warning(self.config.run.shm_dir):
+            self.log.warning(warning)
+            self.announce(warning)
+
     def choose_transport(self) -> None:
         """In the hub's process: find out what works. Raises ResourceError if nothing does."""
         wanted = self.config.run.transport
@@ -199,6 +205,8 @@ def run_process(
             runtime.announce("waiting for the others")
             log.info("start", pid=os.getpid(), run=rundir.name, threads=threads)
             if role == HUB_ROLE:
+                if not os.environ.get(SUPERVISOR_VARIABLE):  # else that has said so
+                    runtime.warn_of_disk()
                 runtime.choose_transport()
             else:
                 runtime.connect(hub_endpoint or rundir.endpoint("hub"))

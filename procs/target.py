@@ -203,7 +203,6 @@ class _Proposals:
                 sizes.slots,
                 sizes.k,
                 sizes.vocab_size,
-                self._workers,
             )
         timeout = HANDOVER_TIMEOUT if self._in_time else 0.0
         rows = handover.take(slot, number, length, timeout)

@@ -28,9 +28,11 @@ from ipc.messages.client import (
 from ssd_pipe.async_stream import AsyncStream, Result
 from ssd_pipe.endpoint import CLIENT_KEY, MAX_MESSAGE, SERVER_KEY, find_endpoint, find_keys
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError, SsdPipeError
-from ssd_pipe.params import SamplingParams
+from ssd_pipe.params import SamplingParams, checked
+from ssd_pipe.running_time import RunningTime
 
 CONNECT_TIMEOUT = 5.0  # seconds
+LINK_SILENCE_MS = 30_000
 _LINK_EVENTS = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -69,6 +71,8 @@ class AsyncClient:
         self.endpoint = find_endpoint(endpoint, run, shm_dir)
         self._keys = find_keys(self.endpoint, server_key, client_key)
         self._timeout = timeout
+        self._period = min(1.0, timeout / 4)
+        self._clock = RunningTime(self._period)  # read by ``_watch_silence``
         self._numbers = itertools.count(1)
         self._queues: dict[str, asyncio.Queue[ServerMessage | SsdPipeError]] = {}
         self._encoder = msgspec.msgpack.Encoder()
@@ -89,13 +93,18 @@ class AsyncClient:
         *,
         messages: Messages | None = None,
         token_ids: Sequence[int] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        must_fit: bool = False,
         **sampling: Any,
     ) -> AsyncStream:
         """Submit at once; returns the stream of its chunks.
 
-        Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``sampling`` are fields of
+        Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``chat_template_kwargs`` are
+        more variables of the model's chat template (``{"enable_thinking": False}``). With
+        ``must_fit``, ``max_tokens`` that do not fit beside the prompt are refused; else the answer
+        ends where the context does. ``sampling`` are fields of
         SamplingParams and override ``params``. Raises RequestError for a request that is too long,
-        has a part of another type than it should, or text that is not Unicode (surrogates).
+        has a part of another type or out of range, or text that is not Unicode (surrogates).
         """
         submit = Submit(
             id=f"r{next(self._numbers)}",
@@ -103,6 +112,8 @@ class AsyncClient:
             messages=_chat_messages(messages),
             token_ids=_token_ids(token_ids),
             params=_sampling(params, sampling),
+            chat_template_kwargs=chat_template_kwargs,
+            must_fit=must_fit,
         )
         data = self._encode(submit)
         if len(data) > MAX_MESSAGE:
@@ -192,8 +203,9 @@ class AsyncClient:
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 8000)
-        self._socket.setsockopt(zmq.HEARTBEAT_TTL, 8000)  # the pipeline notices a dead client
+        # The pipeline notices a dead client; longer than a machine may stand still.
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, LINK_SILENCE_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TTL, LINK_SILENCE_MS)
         self._monitor = sockets.watch_async(self._socket, _LINK_EVENTS)
         try:
             sockets.connect_also(self._socket, self.endpoint, self._keys)
@@ -208,7 +220,7 @@ class AsyncClient:
     async def _read(self) -> None:
         while True:
             data = await self._socket.recv()
-            self._heard = self._now()
+            self._heard = self._clock.now
             try:
                 message = self._decoder.decode(data)
             except msgspec.MsgspecError as error:
@@ -240,14 +252,13 @@ class AsyncClient:
 
     async def _watch_silence(self) -> None:
         """While somebody waits: ask when it is quiet, give up after ``timeout``."""
-        period = min(1.0, self._timeout / 4)
         while True:
-            await asyncio.sleep(period)
-            silent = self._now() - self._heard
+            await asyncio.sleep(self._period)
+            silent = self._clock.read() - self._heard
             if self._queues and silent > self._timeout:
                 error = f"the pipeline at {self.endpoint} has not answered for {silent:.1f} s"
                 self._fail_all(PeerLost(error))
-            elif self._queues and silent > period:
+            elif self._queues and silent > self._period:
                 self.try_send(Ask("quiet"))
 
     async def _deliver(self, request_id: str, data: bytes) -> None:
@@ -278,7 +289,7 @@ class AsyncClient:
     def register(self, request_id: str) -> asyncio.Queue[ServerMessage | SsdPipeError]:
         """Where the answers to a message of this id will be put."""
         if not self._queues:
-            self._heard = self._now()  # silence counts from here
+            self._heard = self._clock.now  # silence counts from here
         queue = self._queues[request_id] = asyncio.Queue()
         return queue
 
@@ -303,6 +314,14 @@ class AsyncClient:
             texts = {"prompt": (submit.prompt,), "messages": _texts(submit.messages)}
             wrong = [field for field, parts in texts.items() if error.object in parts]
             raise RequestError(400, "not valid Unicode", (wrong or ["params"])[0]) from None
+        except (TypeError, OverflowError, RecursionError) as error:
+            free = {
+                "token_ids": submit.token_ids,
+                "response_format": submit.params.response_format,
+                "chat_template_kwargs": submit.chat_template_kwargs,
+            }
+            wrong = [field for field, value in free.items() if value is not None]
+            raise RequestError(400, f"not JSON: {error}", (wrong or ["prompt"])[-1]) from None
 
     def _fail_all(self, error: SsdPipeError) -> None:
         for queue in self._queues.values():
@@ -312,9 +331,6 @@ class AsyncClient:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _now(self) -> float:
-        return self._loop.time() if self._loop is not None else 0.0
 
 
 def _as_error(failure: Failure) -> RequestError:
@@ -350,4 +366,6 @@ def _texts(messages: tuple[ChatMessage, ...] | None) -> list[str]:
 def _sampling(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:
     if isinstance(stop := overrides.get("stop"), str):
         overrides["stop"] = (stop,)
-    return msgspec.structs.replace(params or SamplingParams(), **overrides)
+    if unknown := overrides.keys() - set(SamplingParams.__struct_fields__):
+        raise TypeError(f"SamplingParams have no {', '.join(sorted(unknown))}")
+    return checked(params, overrides)

@@ -12,15 +12,14 @@ import msgspec
 from ipc.probe import ProbeReport
 from ipc.rundir import RunDir
 from ssd_pipe.errors import PeerLost, SsdPipeError
+from ssd_pipe.gpu_count import usable_gpus
 
 DEADLINE = 150.0  # seconds for both processes: they import torch, and NCCL may take its time
 
 
 def describe(shm_dir: str | Path) -> dict[str, str]:
     """Every transport between the first two GPUs (or one with itself), for people."""
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = usable_gpus()
     if not count:
         return {"devices": "no GPU that torch can use"}
     devices = ("cuda:0", f"cuda:{min(1, count - 1)}")

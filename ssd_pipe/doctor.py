@@ -17,12 +17,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from ipc import probe
+from ipc import filesystem, probe
 from ipc.rundir import list_runs
 from ssd_pipe import device_report, hub
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ModelError, ResourceError
 from ssd_pipe.footprint import expected_bytes
+from ssd_pipe.gpu_count import usable_gpus
 from ssd_pipe.leased_rounds import describe
 from ssd_pipe.preflight import tokenizer_mismatch
 from ssd_pipe.threads import available_cores
@@ -67,6 +68,8 @@ def examine(config: PipelineConfig) -> Report:
             f"{config.run.shm_dir}: {shared['free_mib']} MiB free, a run needs "
             f"{shared['needed_mib']} MiB"
         )
+    if warning := filesystem.disk_warning(config.run.shm_dir):
+        missing.append(f"a tmpfs for shared memory; {warning}")
     if not software["compiler"]:
         missing.append("a C++ compiler (g++): without one the slower torch kernels are used")
     return Report(
@@ -140,6 +143,7 @@ def _shared_memory(config: PipelineConfig) -> dict[str, Any]:
     needed, assumed = expected_bytes(config)
     facts: dict[str, Any] = {
         "folder": config.run.shm_dir,
+        "file_system": filesystem.kind_of(config.run.shm_dir),
         "needed_mib": needed // MIB,
         "needed_assumes": assumed,
     }
@@ -181,15 +185,15 @@ def _software() -> dict[str, Any]:
 
 def _gpus() -> dict[str, Any]:
     """Devices and peer access as torch sees them; the driver's own list if torch sees none."""
+    count = usable_gpus()
+    listed = [] if count else _nvidia_smi()
+    if not (count or listed):
+        return {"devices": []}
     import torch
 
-    if not torch.cuda.is_available():
-        listed = _nvidia_smi()
-        if not listed:
-            return {"devices": []}
+    if not count:
         why = "this torch has no CUDA" if torch.version.cuda is None else "torch cannot use them"
         return {"devices": listed, "usable": False, "why": why}
-    count = torch.cuda.device_count()
     devices = [
         f"cuda:{i} {torch.cuda.get_device_name(i)}, "
         f"{torch.cuda.get_device_properties(i).total_memory // MIB} MiB"

@@ -137,6 +137,13 @@ class ProcessGroup:
         self._until_gone(everything, time.monotonic() + KILL_WAIT)
         self._drain(everything)
 
+    def kill(self, name: str) -> None:
+        """End one process at once, if it is one of these and still runs."""
+        child = self._children.get(name)
+        if child is not None and child.running:
+            self._sink.event("warning", "killing", name=name, pid=child.pid)
+            child.send(signal.SIGKILL)
+
     def await_exit(
         self, roles: Sequence[str], seconds: float, hurry: Callable[[], bool] = bool
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ssd_pipe.config import PipelineConfig
+from ssd_pipe.gpu_count import usable_gpus
 
 
 def unsupported(config: PipelineConfig, device_type: str) -> str:
@@ -28,12 +29,13 @@ def unsupported(config: PipelineConfig, device_type: str) -> str:
 
 def describe(config: PipelineConfig) -> str:
     """For people: what this machine would do. Opens no memory."""
-    import torch
-
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = usable_gpus()
     reason = unsupported(config, "cuda" if gpus else "cpu")
     if not reason and gpus < 2:
         reason = "target and draft would share a GPU"
-    if not reason and not torch.cuda.can_device_access_peer(1, 0):
-        reason = "the GPUs cannot reach each other's memory"
+    if not reason:
+        import torch
+
+        if not torch.cuda.can_device_access_peer(1, 0):
+            reason = "the GPUs cannot reach each other's memory"
     return f"through the scheduler: {reason}" if reason else "leased, speculation cache on the GPU"

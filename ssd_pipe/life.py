@@ -12,13 +12,13 @@ from ssd_pipe.config import PipelineConfig
 from ssd_pipe.group import TURN, Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.relay import Sink
+from ssd_pipe.running_time import RunningTime
 from ssd_pipe.solo import SoloProcesses
 from ssd_pipe.status_probe import StatusProbe
 
 READY_TURN = 0.25  # seconds between looks
 READY_PROBE = 0.5  # seconds between questions to a ready pipeline
 NOTE_EVERY = 15.0  # seconds between signs of life of a slow start
-OWN_PAUSE = 2.0  # a turn longer than this means that the supervisor itself was stopped
 
 
 class Life(contextlib.AbstractContextManager["Life"]):
@@ -66,23 +66,19 @@ class Life(contextlib.AbstractContextManager["Life"]):
         limit = self._config.run.ready_timeout
         for name in self._launcher.names:
             self._launcher.start(self._group, name)
-        last_turn = last_note = time.monotonic()
-        deadline = last_turn + limit
+        clock, last_note = RunningTime(TURN), 0.0
         while not self._stopping():
             self._group.turn(TURN)
-            now = time.monotonic()
-            if now - last_turn > OWN_PAUSE:
-                deadline += now - last_turn
-            last_turn = now
+            now = clock.read()
             if self._group.broken:
                 self.failure = self._group.blame().failure
             elif reply := self._probe.poll(now):
                 self.processes = reply.processes
                 self.failure = next((_end_of(p) for p in reply.processes if p.state == "dead"), "")
             if not self.failure and not self._waiting_for():
-                self._ready_at = now
+                self._ready_at = time.monotonic()
                 return True
-            if not self.failure and now > deadline:
+            if not self.failure and now > limit:
                 self.failure = f"{self._waiting_for()}: not ready within {limit:g} s"
             if self.failure:
                 return False
@@ -94,24 +90,22 @@ class Life(contextlib.AbstractContextManager["Life"]):
     def serve(self) -> None:
         """Until the group has failed or is to stop."""
         self._probe.interval = READY_PROBE
-        last_turn = time.monotonic()
-        solo = SoloProcesses(self._config, self._group, self._launcher, self._sink, last_turn)
+        clock = RunningTime(READY_TURN)
+        self._probe.restart()
+        now = time.monotonic()
+        solo = SoloProcesses(self._config, self._group, self._launcher, self._sink, now)
         while not self.failure and not self._stopping():
             self._group.turn(READY_TURN)
-            now = time.monotonic()
-            if now - last_turn > OWN_PAUSE:
-                self._probe.answered = now
-            last_turn = now
-            self.failure = self._look(solo, now) or solo.turn(now)
+            self.failure = self._look(solo, clock.read()) or solo.turn(time.monotonic())
 
     def _look(self, solo: SoloProcesses, now: float) -> str:
-        """What ends the group, empty if nothing does."""
+        """What ends the group, empty if nothing does. ``now`` is a time of the turns' clock."""
         if self._group.broken:
             return self._lost(self._group.blame(), solo)
         if reply := self._probe.poll(now):
-            return self._take(reply, solo, now)
+            return self._take(reply, solo)
         limit = self._config.run.beat_timeout
-        if now - (self._probe.answered or now) > limit:
+        if now - self._probe.answered > limit:
             return f"frontend: no answer for {limit:g} s"
         return ""
 
@@ -121,7 +115,7 @@ class Life(contextlib.AbstractContextManager["Life"]):
             return blame.failure
         return solo.lost(blame.name, blame.failure, time.monotonic())
 
-    def _take(self, reply: StatusReply, solo: SoloProcesses, now: float) -> str:
+    def _take(self, reply: StatusReply, solo: SoloProcesses) -> str:
         for process in reply.processes:
             if process.state == "dead" and not solo.covers(process.name):
                 return _end_of(process)
@@ -130,7 +124,7 @@ class Life(contextlib.AbstractContextManager["Life"]):
         elif self.degraded and not reply.degraded:
             self._sink.event("info", "no longer degraded")
         self.degraded = reply.degraded
-        return solo.look(reply.processes, now)
+        return solo.look(reply.processes, time.monotonic())
 
     def _waiting_for(self) -> str:
         """Names of the processes that are not ready yet."""

@@ -1,8 +1,16 @@
 """Sampling parameters of one request, and their limits. They travel as they are and so live in
-``ipc.messages.sampling``; here users find them."""
+``ipc.messages.sampling``; here users find them, and here they are checked for type and range."""
 
 from __future__ import annotations
 
+import numbers
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ipc.errors import RequestError
 from ipc.messages.sampling import (
     MAX_BIASES,
     MAX_CHOICES,
@@ -10,6 +18,7 @@ from ipc.messages.sampling import (
     MAX_LOGPROBS,
     MAX_SEED,
     MAX_TIMEOUT,
+    MAX_TOKENS,
     SamplingParams,
     derived_seed,
 )
@@ -21,6 +30,50 @@ __all__ = [
     "MAX_LOGPROBS",
     "MAX_SEED",
     "MAX_TIMEOUT",
+    "MAX_TOKENS",
     "SamplingParams",
+    "checked",
     "derived_seed",
+    "wrong_type",
 ]
+
+_PLACE = re.compile(r"(.*) - at `(?:key` in `)?\$([^`]*)`", re.DOTALL)
+
+
+def checked(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
+    """``params``, or the defaults, with ``changes``; numbers may be numpy's.
+
+    Raises RequestError (400) naming the first field of a wrong type or out of range.
+    """
+    values = msgspec.structs.asdict(params or SamplingParams()) | dict(changes)
+    try:
+        made = msgspec.convert({k: _plain(v) for k, v in values.items()}, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise wrong_type(error) from None
+    made.validate()
+    return made
+
+
+def wrong_type(error: msgspec.ValidationError, part: str = "") -> RequestError:
+    """What the library says of a value, as an error (400) that names the field.
+
+    Args:
+        error: the library's.
+        part: of the message that the user knows nothing of, left out of the name.
+    """
+    found = _PLACE.fullmatch(str(error))
+    text, path = found.groups() if found else (str(error), "")
+    field = path.replace("[...]", "").replace("[", ".").replace("]", "").lstrip(".")
+    field = field.removeprefix(f"{part}.")
+    if "`" in text and text.startswith("Object missing"):
+        name = text.split("`")[1]
+        field, text = f"{field}.{name}" if field else name, "is required"
+    return RequestError(400, text, field)
+
+
+def _plain(value: Any) -> Any:
+    if type(value) in (bool, int, float):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value

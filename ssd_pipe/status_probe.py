@@ -12,11 +12,11 @@ class StatusProbe:
     """A DEALER that asks for status every ``interval`` seconds and takes answers when they come.
 
     Attributes:
-        answered: monotonic time of the last answer, None before the first.
+        answered: time of the last answer, by the caller's clock, which begins at 0.
     """
 
     def __init__(self, endpoint: str, interval: float) -> None:
-        self.answered: float | None = None
+        self.answered = 0.0
         self.interval = interval
         self._asked = float("-inf")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -29,6 +29,10 @@ class StatusProbe:
         self._socket.connect(endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ServerMessage)
+
+    def restart(self) -> None:
+        """Another clock of the caller's begins."""
+        self.answered, self._asked = 0.0, float("-inf")
 
     def poll(self, now: float) -> StatusReply | None:
         """Ask if it is time, return the newest answer that is in, if any. Never blocks."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from ipc import filesystem
 from ipc.messages.hub import ProcessState
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe import logs, preflight, ready_file
@@ -112,8 +113,12 @@ class Supervisor:
                 listener = held.enter_context(listen(self.config.gateway))
             run_dir = held.enter_context(RunDir.create(run.shm_dir, run.name, needed))
             self._enter(run_dir)
-            if mismatch := preflight.tokenizer_mismatch(self.config):
-                self._sink.event("warning", mismatch)
+            warnings = (
+                preflight.tokenizer_mismatch(self.config),
+                filesystem.disk_warning(run.shm_dir),
+            )
+            for warning in filter(None, warnings):
+                self._sink.event("warning", warning)
             self._held = held.pop_all()
         self.state = GroupState.STARTING
         launcher = Launcher(self.config, listener)
@@ -269,6 +274,8 @@ class Supervisor:
         if self.failure:
             stages, grace = FAILED_STAGES, min(grace, FAILED_GRACE)
             self._group.await_exit(("scheduler", "frontend"), TELLING_WAIT, lambda: self._hurry)
+            # Who is missed and still there hangs; the others are on their way out.
+            self._group.kill(self.failure.partition(":")[0])
         self._group.tear_down(stages, grace, lambda: self._hurry)
 
     def _remove_ready_file(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,3 +22,15 @@ def shm_dir() -> Iterator[Path]:
     """A folder of its own in /dev/shm, short enough for sockets."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="t-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def disk_dir() -> Iterator[Path]:
+    """A folder that is not in memory, short enough for sockets; skips where there is none."""
+    for place in ("/tmp", "/var/tmp", str(Path.home())):
+        kind = subprocess.check_output(["stat", "-f", "-c", "%T", place], text=True).strip()
+        if kind != "tmpfs":
+            with tempfile.TemporaryDirectory(dir=place, prefix="t-") as folder:
+                yield Path(folder)
+            return
+    pytest.skip("every folder here is in memory")

@@ -27,7 +27,10 @@ from ssd_pipe import logs
 from ssd_pipe.config import config_from_mapping
 from tests.text.vocabularies import byte_level
 
-TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if thinking %}+{% endif %}"
+)
 MAX_LEN = 64
 TIMEOUT_MS = 10_000
 

@@ -337,6 +337,33 @@ def test_doctor_reports_as_json_and_as_a_table() -> None:
         assert words in table.getvalue()
 
 
+def test_without_a_gpu_doctor_needs_no_torch() -> None:
+    script = (
+        "import sys\n"
+        "from ssd_pipe.cli.main import main\n"
+        "try: main(['doctor'])\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    gpus = any(Path("/dev").glob("nvidia*"))
+    assert done.stdout.splitlines()[-1] == str(gpus)
+
+
+def test_doctor_names_the_setting_where_shared_memory_is_on_a_disk(
+    disk_dir: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f'[run]\nshm_dir = "{disk_dir}"\n')
+    report = msgspec.json.decode(ssd_pipe("doctor", "--json", "--config", str(config)).stdout)
+    assert any(f"run.shm_dir: {disk_dir} is on" in line for line in report["missing"])
+    plain = msgspec.json.decode(ssd_pipe("doctor", "--json").stdout)
+    assert plain["shared_memory"]["file_system"] == "tmpfs"
+    assert not any("run.shm_dir" in line for line in plain["missing"])
+
+
 def test_the_version(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])

@@ -195,7 +195,7 @@ def test_footprint_grows_by_the_handover_of_the_rejection_rule_only() -> None:
     vocab = 50_000
     plain = shared_bytes(load(None, {}), vocab)
     rejection = shared_bytes(load(None, {"speculation.rule": "rejection"}), vocab)
-    rows = 64 * 2 * 5
+    rows = 64 * 5
     assert abs(rejection - plain - rows * vocab * 4) <= MIB
     alone = load(None, {"mode": "ar", "speculation.rule": "rejection"})
     assert shared_bytes(alone, vocab) < plain

@@ -329,7 +329,7 @@ def test_bad_http_is_an_error_of_openais_kind(run: Run) -> None:
     path = "/v1/completions"
     cases: list[tuple[bytes, int]] = [
         (b"{", 400),
-        (b'{"model": "target", "prompt": "x", "tempreature": 1}', 400),
+        (b'{"model": "target", "prompt": "x", "tools": [1]}', 400),
         (b'{"model": "target", "prompt": 5}', 400),
         (b'{"model": "target", "prompt": "x", "max_tokens": 1e999}', 400),
         (b'{"model": "target", "prompt": "x", "temperature": NaN}', 400),

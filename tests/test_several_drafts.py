@@ -187,7 +187,7 @@ def test_each_worker_has_channels_and_hand_overs_of_its_own() -> None:
     rule = {"speculation.rule": "rejection", "scheduler.max_model_len": 100}
     rule |= {"scheduler.max_num_seqs": 8, "scheduler.max_batched_tokens": 512}
     sizes = [shared_bytes(load(None, rule | {"draft.workers": n}), 50_000) for n in (1, 2, 3)]
-    handover = 8 * 2 * 5 * 50_000 * 4
+    handover = 8 * 5 * 50_000 * 4
     for one, more in pairwise(sizes):
         assert handover < more - one < handover + 8 * MIB
 

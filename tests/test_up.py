@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,18 @@ def test_a_ready_file_that_cannot_be_is_refused_before_anything_starts(
     assert left_behind(shm_dir) == []
 
 
+def test_shared_memory_on_a_disk_is_warned_of_once(
+    settings: dict[str, Any], disk_dir: Path
+) -> None:
+    lines = Lines()
+    supervisor = Supervisor(load(None, settings | {"run.shm_dir": str(disk_dir)}), lines)
+    supervisor.start()
+    supervisor.stop()
+    warnings = [event for event, _ in lines.events if event.startswith("run.shm_dir: ")]
+    assert len(warnings) == 1
+    assert f"{disk_dir} is on " in warnings[0]
+
+
 @pytest.mark.slow
 def test_a_restart_goes_without_a_ready_file_that_cannot_be_written(
     settings: dict[str, Any], tmp_path: Path
@@ -241,12 +254,32 @@ def test_a_restart_goes_without_a_ready_file_that_cannot_be_written(
 @pytest.mark.slow
 def test_a_process_that_hangs_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
     up = Up(settings | {"run.beat_timeout": 2.0}, tmp_path)
-    pids = up.ready()["pids"]
+    ready = up.ready()
+    pids, log_dir = ready["pids"], ready["log_dir"]
     os.kill(pids["target-0"], signal.SIGSTOP)
     status, output = up.wait(20)
     assert status == 1
     assert "target-0" in output.splitlines()[-1]
+    lines = Path(log_dir, "supervisor.jsonl").read_text().splitlines()
+    times = {record["event"]: record["t"] for record in map(json.loads, lines)}
+    assert (times["stopped"] - times["failed"]) * 1e-9 < 2.5  # nobody waits for it to end
     assert all_gone(list(pids.values()))
+
+
+def test_a_machine_that_stands_still_ends_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    up = Up(settings | {"run.beat_timeout": 1.0}, tmp_path)
+    ready = up.ready()
+    with Client(ready["endpoint"]) as client:
+        before = client.generate("x", max_tokens=4, ignore_eos=True)
+        everyone = [up.process.pid, *ready["pids"].values()]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in everyone:
+                os.kill(pid, number)
+            time.sleep(2.5)  # the pause, and time in which a loss would be noticed
+        assert client.generate("x", max_tokens=4, ignore_eos=True).token_ids == before.token_ids
+    assert up.process.poll() is None
+    up.process.send_signal(signal.SIGTERM)
+    assert up.wait(20)[0] == 0
 
 
 def test_the_procfile_starts_the_same_pipeline(

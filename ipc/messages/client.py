@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,7 +26,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     """Start a request. Exactly one of ``prompt``, ``messages``, ``token_ids`` is given.
 
-    ``id`` is chosen by the client, unique within its connection.
+    ``id`` is chosen by the client, unique within its connection. ``chat_template_kwargs``: more
+    variables of the chat template ``messages`` are rendered with. ``must_fit``: fail (400) where
+    ``max_tokens`` do not fit beside the prompt, rather than end there.
     """
 
     id: RequestId
@@ -34,6 +36,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     messages: tuple[ChatMessage, ...] | None = None
     token_ids: tuple[int, ...] | None = None
     params: SamplingParams = SamplingParams()
+    chat_template_kwargs: dict[str, Any] | None = None
+    must_fit: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -11,6 +11,8 @@ import msgspec
 from ipc.errors import RequestError
 
 MAX_SEED = 2**63 - 1
+MAX_TOKENS = 2**63 - 1
+_TOKEN_IDS = range(2**31)
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
 MAX_CHOICES = 128
@@ -76,7 +78,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not good:
                 raise RequestError(400, f"{message}, got {getattr(self, field)!r}", field)
 
-        check(self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        check(1 <= self.max_tokens <= MAX_TOKENS, "max_tokens", f"must be 1..{MAX_TOKENS}")
         check(
             math.isfinite(self.temperature) and 0 <= self.temperature <= 100,
             "temperature",
@@ -89,7 +91,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check(len(self.stop) <= 16, "stop", "at most 16 stop texts")
         check(all(0 < len(s) <= 256 for s in self.stop), "stop", "each 1 to 256 characters")
         check(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 ids")
-        check(all(t >= 0 for t in self.stop_token_ids), "stop_token_ids", "ids must be >= 0")
+        check(
+            all(t in _TOKEN_IDS for t in self.stop_token_ids),
+            "stop_token_ids",
+            f"ids must be 0..{_TOKEN_IDS[-1]}",
+        )
         check(
             0 <= self.min_tokens <= self.max_tokens,
             "min_tokens",
@@ -120,8 +126,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if len(bias) > MAX_BIASES:
             raise RequestError(400, f"at most {MAX_BIASES} tokens, got {len(bias)}", "logit_bias")
         for token_id, value in bias.items():
-            if token_id < 0:
-                raise RequestError(400, f"ids must be >= 0, got {token_id}", "logit_bias")
+            if token_id not in _TOKEN_IDS:
+                reason = f"ids must be 0..{_TOKEN_IDS[-1]}, got {token_id}"
+                raise RequestError(400, reason, "logit_bias")
             if not -100 <= value <= 100:
                 reason = f"must be in [-100, 100], got {value!r} for {token_id}"
                 raise RequestError(400, reason, "logit_bias")

@@ -41,6 +41,7 @@ class Answers:
         client: connection to the pipeline.
         prompts: what to answer.
         params: of all.
+        must_fit: refuse ``max_tokens`` that do not fit beside a prompt.
         timeout: seconds until ``next`` fails with 504; 0 = never.
         histograms: where requests are observed.
 
@@ -56,6 +57,7 @@ class Answers:
         client: AsyncClient,
         prompts: Sequence[Prompt],
         params: SamplingParams,
+        must_fit: bool,
         timeout: float,
         histograms: RequestHistograms,
     ) -> None:
@@ -74,6 +76,8 @@ class Answers:
                 params,
                 messages=prompt.messages,
                 token_ids=prompt.token_ids,
+                chat_template_kwargs=prompt.template_kwargs,
+                must_fit=must_fit,
             )
             for prompt in prompts
         ]

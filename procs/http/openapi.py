@@ -10,7 +10,7 @@ import msgspec
 from litestar import Litestar
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.openapi.plugins import SwaggerRenderPlugin
+from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import (
     Components,
     OpenAPIMediaType,
@@ -72,12 +72,12 @@ class ChatOperation(Operation):
 
 
 def description() -> OpenAPIConfig:
-    """Served under /schema, as JSON under /schema/openapi.json."""
+    """Served as JSON under /schema and /schema/openapi.json."""
     return OpenAPIConfig(
         title="ssd-pipe",
         version=version("ssd-pipe"),
         path="/schema",
-        render_plugins=[SwaggerRenderPlugin()],
+        render_plugins=[JsonRenderPlugin()],  # a page would load its scripts from elsewhere
         components=Components(
             security_schemes={"api_key": SecurityScheme(type="http", scheme="bearer")}
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,15 +12,15 @@ from ipc.messages.client import ChatMessage
 from procs.http.errors import ApiError
 from procs.http.schemas import (
     NEUTRAL,
-    REFUSED,
     SAMPLING_NAMES,
+    UNSUPPORTED_NAMES,
     ChatRequest,
     CompletionRequest,
     ContentPart,
     GenerationRequest,
     RequestMessage,
 )
-from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
+from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, checked, wrong_type
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 TEMPERATURE = 1.0  # OpenAI's default
@@ -29,30 +28,31 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 PARTS_JOINT = "\n"
 UNSUPPORTED = "is not supported by this server"
 
-_PLACE = re.compile(r"(.*) - at `(?:key` in `)?\$([^`]*)`", re.DOTALL)
-
 Wanted = TypeVar("Wanted", CompletionRequest, ChatRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt in one of its three forms."""
+    """One prompt in one of its three forms; ``template_kwargs`` with ``messages`` only."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[ChatMessage, ...] | None = None
+    template_kwargs: dict[str, Any] | None = None
 
 
 def decode(body: bytes, kind: type[Wanted]) -> Wanted:
-    """Raises ApiError (400): not JSON, a wrong type, an unknown field, or one not supported."""
+    """Raises ApiError or RequestError (400): not JSON, a wrong type, a field not supported."""
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(error) from None
+        raise wrong_type(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
-    for name in REFUSED:
-        _refuse_unless_neutral(name, getattr(request, name, None))
+    for name in UNSUPPORTED_NAMES:
+        # Tools that must not be called are as good as none.
+        if name != "tools" or request.tool_choice != "none":
+            _refuse_unless_neutral(name, getattr(request, name))
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "only with stream = true", "stream_options")
     return request
@@ -78,7 +78,8 @@ def conversation(request: ChatRequest) -> Prompt:
     """The messages of a chat request, as text. Raises ApiError naming the message."""
     if not request.messages:
         raise ApiError(400, "must hold at least one message", "messages")
-    return Prompt(messages=tuple(_message(i, m) for i, m in enumerate(request.messages)))
+    messages = tuple(_message(i, m) for i, m in enumerate(request.messages))
+    return Prompt(messages=messages, template_kwargs=request.chat_template_kwargs)
 
 
 def choices(request: GenerationRequest, prompts: Sequence[Prompt]) -> int:
@@ -93,7 +94,7 @@ def choices(request: GenerationRequest, prompts: Sequence[Prompt]) -> int:
 def sampling(request: GenerationRequest, n: int, max_model_len: int) -> SamplingParams:
     """Parameters of a request for ``n`` answers to each prompt.
 
-    Raises ApiError for what the pipeline lacks, RequestError for what is out of range.
+    Raises ApiError for what does not go together, RequestError for what is out of range.
     """
     values: dict[str, Any] = {
         "n": n,
@@ -109,18 +110,19 @@ def sampling(request: GenerationRequest, n: int, max_model_len: int) -> Sampling
         value = getattr(request, name)
         if value is None:
             continue
-        if name not in SamplingParams.__struct_fields__:
-            _refuse_unless_neutral(name, value)
-        elif name == "stop" and isinstance(value, str):
+        if name == "stop" and isinstance(value, str):
             values[name] = [value]
+        elif name == "top_k" and value == -1:  # all, to vLLM and SGLang
+            values[name] = 0
         else:
             values[name] = value
-    try:
-        params = msgspec.convert(values, SamplingParams)
-    except msgspec.ValidationError as error:
-        raise _explain(error) from None
-    params.validate()
-    return params
+    return checked(None, values)
+
+
+def given_limit(request: GenerationRequest) -> bool:
+    """Whether the request itself says how long the answer may be."""
+    newer = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
+    return newer or request.max_tokens is not None
 
 
 def _chat_limit(request: ChatRequest, max_model_len: int) -> int:
@@ -166,6 +168,8 @@ def _message(index: int, message: RequestMessage) -> ChatMessage:
         if getattr(message, name):
             raise ApiError(400, UNSUPPORTED, f"{where}.{name}")
     content = message.content
+    if content is None and role == "assistant":
+        return ChatMessage(role, "")
     if content is None:
         raise ApiError(400, "must be a text or a list of text parts", f"{where}.content")
     if isinstance(content, str):
@@ -179,15 +183,3 @@ def _text(part: ContentPart, where: str) -> str:
         reason = f"only parts of type 'text' are supported, got {part.type!r}"
         raise ApiError(400, reason if part.type != "text" else "has no text", where)
     return part.text
-
-
-def _explain(error: msgspec.ValidationError) -> ApiError:
-    found = _PLACE.fullmatch(str(error))
-    text, path = found.groups() if found else (str(error), "")
-    field = path.replace("[...]", "").replace("[", ".").replace("]", "").lstrip(".")
-    if "`" in text and text.startswith(("Object contains unknown field", "Object missing")):
-        name = text.split("`")[1]
-        field = f"{field}.{name}" if field else name
-        missing = text.startswith("Object missing")
-        text = "is required" if missing else "is not a field of this API"
-    return ApiError(400, text, field)

@@ -44,7 +44,7 @@ async def completions(
         raise ApiError(400, "only best_of = n is supported", "best_of")
     params = parse.sampling(wanted, n, service.max_model_len)
     echoes = [await service.text_of(p) if wanted.echo else "" for p in prompts]
-    answers = service.answers(prompts, params)
+    answers = service.answers(prompts, params, parse.given_limit(wanted))
     renderer = CompletionRenderer(
         answers=answers,
         id=_new_id("cmpl"),
@@ -78,7 +78,7 @@ async def chat_completions(
     prompt = parse.conversation(wanted)
     n = parse.choices(wanted, [prompt])
     params = parse.sampling(wanted, n, service.max_model_len)
-    answers = service.answers([prompt], params)
+    answers = service.answers([prompt], params, parse.given_limit(wanted))
     renderer = ChatRenderer(
         answers=answers,
         id=_new_id("chatcmpl"),

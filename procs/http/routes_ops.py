@@ -53,5 +53,5 @@ async def show_version() -> Version:
 
 @get("/docs", include_in_schema=False)
 async def docs() -> Redirect:
-    """Where people look for the API's page."""
+    """Where people look for the API's description."""
     return Redirect("/schema")

@@ -1,8 +1,8 @@
-"""What the OpenAI-compatible routes take. Strict: an unknown field is an error that names it.
+"""What the OpenAI-compatible routes take.
 
-Three kinds of field: sampling fields, which go to SamplingParams by name (a field that it lacks is
-refused unless it has its neutral value); fields that change nothing about the answer, which are
-ignored; and fields that would change it in a way this server cannot, which are refused.
+Three kinds of field: sampling fields, which go to SamplingParams by name; fields known to change
+the answer in a way this server cannot, which are refused; and all others, which are ignored as
+other servers do, since clients send many.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Int: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields that are passed on to SamplingParams under the same name.
 
     A new field of SamplingParams needs one line here. None stands for "not given".
@@ -42,46 +42,68 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 SAMPLING_NAMES = SamplingFields.__struct_fields__
 
+
+class UnsupportedFields(SamplingFields, frozen=True, kw_only=True):
+    """Fields that would change the answer in a way this server cannot: anything but what asks for
+    nothing (None, and what NEUTRAL has) is an error."""
+
+    suffix: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    # of vLLM and SGLang
+    chat_template: Any = None
+    documents: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    skip_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    prompt_logprobs: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    ebnf: Any = None
+    regex: Any = None
+    stop_regex: Any = None
+
+
+UNSUPPORTED_NAMES = UnsupportedFields.__struct_fields__[len(SAMPLING_NAMES) :]
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "include_stop_str_in_output": (False,),
-    "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "documents": ([],),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "bad_words": ([],),
+    "skip_special_tokens": (True,),
 }
 """Values that ask for nothing, by field, beside None."""
 
-REFUSED = (
-    "suffix",
-    "tools",
-    "tool_choice",
-    "functions",
-    "function_call",
-    "modalities",
-    "audio",
-    "web_search_options",
-    "reasoning_effort",
-    "verbosity",
-)
-"""Fields that this server cannot honour; anything but a neutral value is an error."""
 
-
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, frozen=True):
     """``include_usage``: one more chunk at the end, without choices and with the usage."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
 
 
-class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerationRequest(UnsupportedFields, frozen=True, kw_only=True):
     """What both routes take. ``n`` answers to each prompt; with a seed, the first has that seed."""
 
     model: str | None = None
@@ -89,19 +111,9 @@ class GenerationRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     max_tokens: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # Ignored: they do not change the answer.
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    parallel_tool_calls: Any = None
-    prediction: Any = None
 
 
-class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """``POST /v1/completions``. ``prompt``: text, texts, token ids, or lists of token ids.
 
     ``return_token_ids``: choices carry ``token_ids``, as vLLM and SGLang have it.
@@ -112,7 +124,6 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unk
     best_of: Int | None = None
     return_token_ids: bool | None = None
     logprobs: Int | None = None
-    suffix: str | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -125,7 +136,7 @@ class ContentPart(msgspec.Struct, frozen=True):
 class RequestMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. Fields beyond these are ignored, so that answers can be sent back as they are.
 
-    Roles: system, developer (the same), user, assistant.
+    Roles: system, developer (the same), user, assistant, whose content may be null.
     """
 
     role: str
@@ -135,19 +146,12 @@ class RequestMessage(msgspec.Struct, frozen=True, kw_only=True):
     audio: dict[str, Any] | None = None
 
 
-class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``POST /v1/chat/completions``."""
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """``POST /v1/chat/completions``. ``chat_template_kwargs``: variables of the model's chat
+    template, as ``{"enable_thinking": false}``."""
 
     messages: list[RequestMessage]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None

@@ -13,8 +13,10 @@ from procs.http.answers import Answers
 from procs.http.errors import ApiError
 from procs.http.parse import Prompt
 from procs.http.request_metrics import RequestHistograms
+from procs.liveness import farewell
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.config import PipelineConfig
+from ssd_pipe.errors import RequestError
 from ssd_pipe.hub import resolve
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.text.tokenizer import Tokenizer
@@ -60,19 +62,19 @@ class Service:
             raise ApiError(404, reason, "model", "model_not_found")
 
     def check_serving(self) -> None:
-        """Raises ApiError (503) when the gateway is going down."""
+        """Raises RequestError (503) when the gateway is going down."""
         if self.stopping:
             raise self.goodbye()
 
-    def goodbye(self) -> ApiError:
+    def goodbye(self) -> RequestError:
         """What requests are told when the gateway is going down."""
-        return ApiError(503, f"the server is stopping: {self.stopping}")
+        return farewell(self.stopping)
 
-    def answers(self, prompts: Sequence[Prompt], params: SamplingParams) -> Answers:
+    def answers(self, prompts: Sequence[Prompt], params: SamplingParams, must_fit: bool) -> Answers:
         """Submit; see Answers."""
         self.check_serving()
         timeout = self.config.gateway.request_timeout
-        return Answers(self.client, prompts, params, timeout, self.histograms)
+        return Answers(self.client, prompts, params, must_fit, timeout, self.histograms)
 
     async def text_of(self, prompt: Prompt) -> str:
         """The text of a prompt, for ``echo``; the tokenizer is read when it is first needed."""

@@ -63,6 +63,10 @@ class Grammars:
         return ThreadPoolExecutor(1, "grammar")
 
 
+class Unmaskable(Exception):
+    """The grammar cannot say what may come next; the text is the reason."""
+
+
 class GrammarState:
     """One sequence's place in its grammar.
 
@@ -84,20 +88,27 @@ class GrammarState:
         """The tokens allowed after the committed ones and ``suffix``, a bit each, lowest first.
 
         None where ``suffix`` does not fit the grammar: no such text will be, so anything goes.
+        Raises Unmaskable where the matcher cannot say: nothing may be emitted there.
         """
         matcher = self._matcher()
         if matcher is None:
-            return None
+            raise Unmaskable(self.failure)
         if suffix:
             matcher = matcher.deep_copy()
-            if matcher.try_consume_tokens(list(suffix)) < len(suffix):
+            fits = matcher.try_consume_tokens(list(suffix)) == len(suffix)
+            if not fits and not matcher.is_error():
                 return None
-        mask = matcher.compute_bitmask()
-        if not matcher.is_error():
-            return mask
-        if not suffix:
-            self.failure = _first_line(matcher.get_error())
-        return None
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        reason = ""
+        if matcher.is_error():
+            reason = _first_line(matcher.get_error())
+        elif mask.count(0) == len(mask):
+            reason = "no token of the vocabulary can follow"
+        if reason:
+            if not suffix:
+                self.failure = reason
+            raise Unmaskable(reason)
+        return mask
 
     def _matcher(self) -> llguidance.LLMatcher | None:
         if self.failure:

@@ -33,3 +33,30 @@ def token_logprobs(
         Logprobs(chosen[i], ranks[i], ids[i][:count], values[i][:count])
         for i, count in enumerate(counts)
     ]
+
+
+def chain_logprobs(
+    raw: torch.Tensor,
+    first: list[int],
+    chains: list[list[int]],
+    judged: list[tuple[int, int]],
+    asked: list[int],
+) -> list[list[Logprobs]]:
+    """Of the tokens each chain's outcome emits; nothing where ``asked`` is negative.
+
+    ``first`` are the chains' first rows in ``raw`` [sum(chain + 1), V].
+    """
+    rows: list[int] = []
+    tokens: list[int] = []
+    counts: list[int] = []
+    for start, chain, (k, token), count in zip(first, chains, judged, asked, strict=True):
+        if count >= 0:
+            rows += range(start, start + k + 1)
+            tokens += [*chain[:k], token]
+            counts += [count] * (k + 1)
+    index = torch.tensor(rows, dtype=torch.int64, device=raw.device)
+    found = iter(token_logprobs(raw[index], tokens, counts))
+    return [
+        [next(found) for _ in range(k + 1)] if count >= 0 else []
+        for (k, _), count in zip(judged, asked, strict=True)
+    ]

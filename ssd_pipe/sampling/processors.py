@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ipc.messages.sampling import Processors
-from ssd_pipe.sampling.grammar import Grammars, GrammarState
+from ssd_pipe.sampling.grammar import Grammars, GrammarState, Unmaskable
 
 NEG_INF = float("-inf")
 
@@ -29,6 +29,9 @@ class SequenceRules:
         settings: what is to be done.
         length: committed tokens, prompt included.
         grammar: its place in the grammar, None without one.
+        failure: why nothing can follow the committed tokens; empty if all is well.
+        unmaskable: length of the shortest suffix looked at since the last commit after which the
+            grammar cannot say what may come, None without one. Nothing may be emitted there.
     """
 
     def __init__(self, settings: Processors, grammars: Grammars | None) -> None:
@@ -36,6 +39,7 @@ class SequenceRules:
         self.length = 0
         self.grammar: GrammarState | None = None
         self.failure = ""
+        self.unmaskable: int | None = None
         if settings.grammar and grammars is not None:
             self.grammar = grammars.start(settings.grammar)
         elif settings.grammar:
@@ -48,6 +52,7 @@ class SequenceRules:
     def commit(self, tokens: Sequence[int]) -> None:
         """Take in the tokens that follow the first ``length``."""
         settings = self.settings
+        self.unmaskable = None
         prompt = max(0, min(len(tokens), settings.prompt_len - self.length))
         output = tokens[prompt:]
         self.length += len(tokens)
@@ -69,8 +74,13 @@ class SequenceRules:
         if settings.penalises:
             edits.penalise(row, *self._counts.after(suffix), settings)
         if masked and self.grammar is not None:
-            mask = self.grammar.mask(suffix)
-            self.failure = self.grammar.failure
+            try:
+                mask = self.grammar.mask(suffix)
+            except Unmaskable:
+                self.failure = self.grammar.failure
+                if self.unmaskable is None or len(suffix) < self.unmaskable:
+                    self.unmaskable = len(suffix)
+                return
             if mask is not None:
                 edits.mask(row, mask)
 

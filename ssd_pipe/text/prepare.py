@@ -67,6 +67,13 @@ class Preparer:
         grammar = self._grammar(params)
         field, tokens = self._tokens(submit)
         room = self._room(len(tokens), field)
+        if submit.must_fit and params.max_tokens > room:
+            raise RequestError(
+                400,
+                f"{params.max_tokens} (or max_completion_tokens) with the prompt's {len(tokens)} "
+                f"tokens exceed max_model_len = {self._max_model_len}",
+                "max_tokens",
+            )
         eos = () if params.ignore_eos else self._eos_ids
         stop_ids = list(dict.fromkeys([*eos, *params.stop_token_ids]))
         processors = Processors(
@@ -109,13 +116,17 @@ class Preparer:
                 given[-1] if given else "prompt",
             )
         field = given[0]
+        if submit.chat_template_kwargs is not None and field != "messages":
+            raise RequestError(400, "only with messages", "chat_template_kwargs")
         if not forms[field]:
             raise RequestError(400, "must not be empty", field)
         if submit.prompt is not None:
             tokens = self._encode(submit.prompt, field)
         elif submit.messages is not None:
             turns = [{"role": m.role, "content": m.content} for m in submit.messages]
-            tokens = self._encode(self._tokenizer.render_chat(turns), field)
+            tokens = self._encode(
+                self._tokenizer.render_chat(turns, submit.chat_template_kwargs), field
+            )
         else:
             tokens = list(submit.token_ids or ())
             self._room(len(tokens), field)  # before each of millions is looked at

@@ -80,24 +80,32 @@ class Tokenizer:
         """Token ids of a conversation. Raises as ``render_chat``."""
         return self.encode(self.render_chat(messages), rendered=True)
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None
+    ) -> str:
         """The conversation as the text the model was trained on, up to where the answer begins.
 
-        Raises RequestError (400) without a chat template or if the template refuses.
+        ``variables`` are more of the template's, as ``{"enable_thinking": False}``; it ignores
+        those that it does not know. Raises RequestError (400) without a chat template, for
+        variables that are not the caller's to set, or if the template refuses.
         """
         if self._template is None:
             raise RequestError(400, "the target model has no chat template", "messages")
         if not messages:
             raise RequestError(400, "must hold at least one message", "messages")
+        own: dict[str, Any] = {
+            "messages": [dict(m) for m in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **self.named_tokens,
+        }
+        taken = sorted(own.keys() & (variables or {}).keys())
+        if taken:
+            raise RequestError(400, f"cannot set {', '.join(taken)}", "chat_template_kwargs")
         try:
-            return self._template.render(
-                messages=[dict(m) for m in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self.named_tokens,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            return self._template.render({**(variables or {}), **own})
+        except Exception as error:  # the template is the model's, its variables are the client's
             raise RequestError(400, f"the chat template refused: {error}", "messages") from None
 
     def least_tokens(self, text: str) -> int:

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from ipc.messages.sampling import NoiseKey
-from ipc.messages.target import Logprobs, RowOutcome, SeqStart, StepPlan, StepRow
+from ipc.messages.target import RowOutcome, SeqStart, StepPlan, StepRow
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
 from ssd_pipe.config import Rule
 from ssd_pipe.sampling import rejection, shared_noise
 from ssd_pipe.sampling.grammar import Grammars
-from ssd_pipe.sampling.logprobs import token_logprobs
+from ssd_pipe.sampling.logprobs import chain_logprobs
 from ssd_pipe.sampling.processors import Place, TrackedRules, chain_places, processed
 
 if TYPE_CHECKING:
@@ -230,8 +230,12 @@ class Verifier:
             if slot.tracked is not None:
                 places += chain_places(start, slot.tracked.rules, chain)
         judged = self._judge_logits(processed(raw, places) if places else raw, rows)
+        judged = [
+            _within_grammar(slot, chain, *outcome)
+            for slot, chain, outcome in zip(slots, chains, judged, strict=True)
+        ]
         asked = [slot.logprobs for slot in slots]
-        logprobs = _chain_logprobs(raw, first, chains, judged, asked)
+        logprobs = chain_logprobs(raw, first, chains, judged, asked)
         return [
             _failed(slot) or RowOutcome(k, token, own)
             for slot, (k, token), own in zip(slots, judged, logprobs, strict=True)
@@ -260,34 +264,18 @@ class Verifier:
         return rejection.judge(logits, chains, keys, starts, q, lost)
 
 
+def _within_grammar(
+    slot: SlotState, chain: list[int], accepted: int, token: int
+) -> tuple[int, int]:
+    """The outcome, ended before a token that no mask was there for; the next step begins with
+    that place and fails the request, unless it has ended."""
+    limit = None if slot.tracked is None else slot.tracked.rules.unmaskable
+    if limit is None or accepted < limit or limit == 0:
+        return accepted, token
+    return limit - 1, chain[limit - 1]
+
+
 def _failed(slot: SlotState) -> RowOutcome | None:
     if slot.tracked is None or not slot.tracked.rules.failure:
         return None
     return RowOutcome(0, 0, failure=slot.tracked.rules.failure)
-
-
-def _chain_logprobs(
-    raw: torch.Tensor,
-    first: list[int],
-    chains: list[list[int]],
-    judged: list[tuple[int, int]],
-    asked: list[int],
-) -> list[list[Logprobs]]:
-    """Of the tokens each chain's outcome emits; nothing where ``asked`` is negative.
-
-    ``first`` are the chains' first rows in ``raw`` [sum(chain + 1), V].
-    """
-    rows: list[int] = []
-    tokens: list[int] = []
-    counts: list[int] = []
-    for start, chain, (k, token), count in zip(first, chains, judged, asked, strict=True):
-        if count >= 0:
-            rows += range(start, start + k + 1)
-            tokens += [*chain[:k], token]
-            counts += [count] * (k + 1)
-    index = torch.tensor(rows, dtype=torch.int64, device=raw.device)
-    found = iter(token_logprobs(raw[index], tokens, counts))
-    return [
-        [next(found) for _ in range(k + 1)] if count >= 0 else []
-        for (k, _), count in zip(judged, asked, strict=True)
-    ]

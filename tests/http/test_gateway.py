@@ -17,11 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from procs.http.parse import MAX_CHOICES
 from procs.http.schemas import ChatRequest, CompletionRequest
 from ssd_pipe.client import Client
+from ssd_pipe.errors import RequestError
 from tests.http.server import KEY, Server, whole_pipeline
 from tests.waiting import wait_for
 
 MAX_BODY = 64 * 1024
 MODEL = "target"
+CONTEXT = 512  # of tests.pipelines' models
+TOOL = {"type": "function", "function": {"name": "f"}}
 HELLO = [{"role": "user", "content": "hello"}]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -166,6 +169,9 @@ def test_messages_in_all_their_forms(api: openai.OpenAI) -> None:
     )
     system, developer = ([{"role": r, "content": "x"}, *HELLO] for r in ("system", "developer"))
     assert text(system) == text(developer) != text(HELLO)
+    empty = text([*HELLO, {"role": "assistant", "content": ""}, *HELLO])
+    for silent in ({"role": "assistant", "content": None}, {"role": "assistant"}):
+        assert text([*HELLO, silent, *HELLO]) == empty
     said = api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=4)
     answer = said.choices[0].message.model_dump()
     assert text([*HELLO, answer, *HELLO]) == text(
@@ -228,7 +234,22 @@ def test_logprobs_describe_the_tokens_of_the_answer(api: openai.OpenAI) -> None:
         (CHAT, {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHAT, {"messages": HELLO, "audio": {"voice": "x"}}, "audio"),
-        (CHAT, {"messages": HELLO, "tempreature": 1}, "tempreature"),
+        (CHAT, {"messages": HELLO, "modalities": ["text", "audio"]}, "modalities"),
+        (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": "required"}, "tools"),
+        (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": HELLO, "guided_regex": "a+"}, "guided_regex"),
+        (CHAT, {"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
+        (CHAT, {"messages": HELLO, "chat_template": "{{ messages }}"}, "chat_template"),
+        (CHAT, {"messages": HELLO, "chat_template_kwargs": 1}, "chat_template_kwargs"),
+        (
+            CHAT,
+            {"messages": HELLO, "chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
+        (CHAT, {"messages": HELLO, "max_tokens": CONTEXT}, "max_tokens"),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": CONTEXT}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "xy", "max_tokens": CONTEXT - 1}, "max_tokens"),
         (COMPLETIONS, {"prompt": ""}, "prompt"),
         (COMPLETIONS, {"prompt": []}, "prompt"),
         (COMPLETIONS, {"prompt": [[]]}, "prompt"),
@@ -261,9 +282,12 @@ def test_a_wrong_request_gets_400_naming_the_field(
 
 def test_what_changes_nothing_is_accepted(server: Server) -> None:
     ignored = {"user": "u", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False}
+    ignored |= {"reasoning_effort": "low", "verbosity": "low", "service_tier": "auto", "other": 1}
     neutral = {
         "tools": None,
-        "tool_choice": "none",
+        "tool_choice": "auto",
+        "top_k": -1,
+        "skip_special_tokens": True,
         "logprobs": False,
         "top_logprobs": 0,
         "n": 1,
@@ -274,6 +298,36 @@ def test_what_changes_nothing_is_accepted(server: Server) -> None:
     }
     reply = server.post(CHAT, model=MODEL, messages=HELLO, max_tokens=2, **ignored, **neutral)
     assert reply.status == 200, reply.body
+    plain = server.post(CHAT, model=MODEL, messages=HELLO, max_tokens=8, seed=1)
+    more = {"tools": [TOOL], "tool_choice": "none", "stream_options": None, "reasoning": {}}
+    reply = server.post(CHAT, model=MODEL, messages=HELLO, max_tokens=8, seed=1, **more)
+    assert reply.json["choices"] == plain.json["choices"]
+
+
+def test_an_answer_fills_the_context_unless_told_otherwise(server: Server) -> None:
+    wanted = {"model": MODEL, "prompt": "xy", "ignore_eos": True}
+    whole = server.post(CHAT, model=MODEL, messages=HELLO, ignore_eos=True).json
+    assert whole["usage"]["total_tokens"] == CONTEXT
+    assert whole["choices"][0]["finish_reason"] == "length"
+    fits = server.post(COMPLETIONS, **wanted, max_tokens=CONTEXT - 2).json
+    assert fits["usage"]["total_tokens"] == CONTEXT
+    error = server.post(COMPLETIONS, **wanted, max_tokens=CONTEXT - 1).error
+    for part in ("max_tokens", str(CONTEXT - 1), "2 tokens", f"max_model_len = {CONTEXT}"):
+        assert part in error["message"]
+
+
+def test_variables_of_the_chat_template(server: Server, pipe: Client) -> None:
+    def text(**more: Any) -> str:
+        reply = server.post(CHAT, model=MODEL, messages=HELLO, max_tokens=8, temperature=0, **more)
+        return str(reply.json["choices"][0]["message"]["content"])
+
+    assert text(chat_template_kwargs={"unknown": 1}) == text()
+    thinking = text(chat_template_kwargs={"thinking": True})
+    assert thinking != text()
+    result = pipe.generate(messages=HELLO, max_tokens=8, chat_template_kwargs={"thinking": True})
+    assert result.text == thinking
+    with pytest.raises(RequestError, match="chat_template_kwargs: only with messages"):
+        pipe.generate("x", chat_template_kwargs={"thinking": True})
 
 
 def test_other_errors(server: Server) -> None:
@@ -422,7 +476,10 @@ def test_health_version_and_description(server: Server, pipe: Client) -> None:
     schemas = described["components"]["schemas"]
     assert "temperature" in schemas["ChatRequest"]["properties"]
     assert {"ChatCompletion", "Completion", "ErrorBody"} <= set(schemas)
-    assert b"swagger" in server.ask("GET", "/schema").body
+    assert server.ask("GET", "/schema").json == described
+    assert server.ask("GET", "/docs").headers["Location"] == "/schema"
+    for path in ("/schema/swagger", "/schema/scalar", "/schema/redoc", "/schema/elements"):
+        assert server.ask("GET", path).status == 404
     assert {p.name: p.port for p in pipe.status().processes}["gateway"] > 0
 
 

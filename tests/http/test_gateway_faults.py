@@ -109,12 +109,20 @@ def test_a_stopping_gateway_fails_what_is_open_and_says_so(played: Pipeline, ech
         response = connection.getresponse()
         error = json.loads(response.read())["error"]
         assert (response.status, error["code"]) == (503, 503)
-        assert error["message"] == "the server is stopping: target-0: process 7 died"
+        assert error["message"] == "pipeline stopped: target-0: process 7 died"
         reply = server.ask("GET", "/health")
         assert (reply.status, reply.json["status"]) == (503, "unavailable")
         assert "target-0: process 7 died" in reply.json["reason"]
         assert server.post(COMPLETIONS, prompt="x").status == 503
         wait_for(lambda: refuses(server), 10)
+
+
+def test_an_orderly_end_is_told_as_the_frontend_tells_it(played: Pipeline, echo: Echo) -> None:
+    with gateway_before(played) as (stopping, server), post(server) as connection:
+        echo.added.get(timeout=10)
+        stopping.set("SIGTERM")
+        error = json.loads(connection.getresponse().read())["error"]
+        assert error["message"] == "the pipeline is stopping"
 
 
 def refuses(server: Server) -> bool:

@@ -79,6 +79,8 @@ WIRE: list[tuple[Any, Any]] = [
             "messages": [{"role": "user", "content": "hé"}],
             "token_ids": None,
             "params": PARAMS,
+            "chat_template_kwargs": None,
+            "must_fit": False,
         },
     ),
     (Cancel("a"), {"type": "cancel", "id": "a"}),

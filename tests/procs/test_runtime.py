@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ipc.rundir import list_runs
 from procs.hub import expected_names
 from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe.config import PipelineConfig, TargetSection
-from tests.procs.group import MEMBERS
+from tests.procs.group import MEMBERS, Group
 from tests.waiting import wait_for
 
 
@@ -133,6 +134,53 @@ def test_a_stuck_scheduler_is_noticed(make_group: Any) -> None:
         assert group.end(name) == (1, "error: scheduler: no heartbeat for 1 s\n")
 
 
+def all_members(group: Any, number: int, *names: str) -> None:
+    for name in names or group.names:
+        group.members[name].send_signal(number)
+
+
+def assert_goes_on(group: Any) -> None:
+    """For longer than the silence after which anybody is missed, and to an orderly end."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        group.members["scheduler"].wait(1.5)
+    all_members(group, signal.SIGTERM, "scheduler")
+    for name in group.names:
+        assert group.end(name) == (0, "")
+    assert not any(record["event"] == "lost" for record in group.log("scheduler"))
+
+
+def test_a_machine_that_stands_still_is_no_loss(make_group: Any) -> None:
+    """Each process finds that the others were silent, while it could not listen either."""
+    group = make_group(beat_timeout=1.0)
+    group.start_all()
+    group.until_ready()
+    all_members(group, signal.SIGSTOP)
+    time.sleep(2.5)
+    all_members(group, signal.SIGCONT)
+    assert_goes_on(group)
+
+
+def test_those_who_are_silent_together_get_one_more_interval(make_group: Any) -> None:
+    def excuses() -> int:
+        return sum(record["event"] == "silent together" for record in group.log("scheduler"))
+
+    group = make_group(beat_timeout=1.0)
+    group.start_all()
+    group.until_ready()
+    others = [name for name in group.names if name != "scheduler"]
+    for number in (1, 2):
+        all_members(group, signal.SIGSTOP, *others)
+        wait_for(lambda number=number: excuses() == number)
+        all_members(group, signal.SIGCONT, *others)
+        with pytest.raises(subprocess.TimeoutExpired):
+            group.members["scheduler"].wait(0.6)  # beats come that end the excuse
+    all_members(group, signal.SIGSTOP, *others)
+    reason = group.hear("scheduler", "lost")["reason"]
+    assert reason.endswith("no heartbeat for 1 s")
+    assert excuses() == 3
+    all_members(group, signal.SIGKILL, *others)
+
+
 def test_second_of_a_name_other_config_and_strangers_are_refused(make_group: Any) -> None:
     group = make_group()
     group.start("scheduler")
@@ -153,6 +201,18 @@ def test_second_of_a_name_other_config_and_strangers_are_refused(make_group: Any
     # None of this harmed the group: it still becomes ready with the right ones.
     group.members["target-0"].send_signal(signal.SIGTERM)
     assert group.end("target-0") == (0, "")
+
+
+def test_a_run_on_a_disk_is_warned_of_where_nobody_supervises(
+    disk_dir: Path, tmp_path: Path
+) -> None:
+    group = Group(tmp_path, disk_dir)
+    group.start("scheduler")
+    group.hear("scheduler", "listening")
+    events = [record["event"] for record in group.log("scheduler")]
+    assert sum(event.startswith(f"run.shm_dir: {disk_dir} is on ") for event in events) == 1
+    group.members["scheduler"].send_signal(signal.SIGTERM)
+    assert group.end("scheduler")[0] == 0
 
 
 def test_a_second_scheduler_of_the_run_is_refused(make_group: Any) -> None:

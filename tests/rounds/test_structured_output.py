@@ -194,3 +194,50 @@ def test_a_grammar_that_cannot_be_followed_fails_its_request_only(
     assert (outputs[0], pipeline.finish[0]) == ([], FAILED)
     assert outputs[1] == expected(target, good)
     assert pipeline.target_blocks.num_free == 400
+
+
+SPELLED = 6
+"""Letters of the grammar below that can be followed; the seventh makes the matcher give up."""
+
+
+def exploding_grammar() -> str:
+    """Seven letters, after which more rules may apply at once than the matcher takes."""
+    letters = "\n".join(f"s{i}: X s{i + 1}" for i in range(SPELLED))
+    rules = "\n".join(f'z{i}: "a" "{chr(ord("b") + i % 20)}"' for i in range(2500))
+    either = " | ".join(f"z{i}" for i in range(2500))
+    return f"start: s0\n{letters}\ns{SPELLED}: X w\nw: {either}\nX: /[a-z]/\n{rules}"
+
+
+@pytest.mark.parametrize("rule", ["shared_noise", "rejection"])
+@pytest.mark.parametrize("mode", ["ar", "sd", "ssd"])
+def test_nothing_is_emitted_where_the_grammar_is_given_up(
+    models: dict[str, Path], grammars: Grammars, mode: Any, rule: str
+) -> None:
+    """In the middle of an accepted chain too: same tokens in every mode, all of them allowed."""
+    target = models["target"]
+    tokenizer = Tokenizer.load(target)
+    prompt = prompt_of(target)
+    processors = Processors(prompt_len=len(prompt), grammar=exploding_grammar())
+    key = NoiseKey(seed=5, temperature=1.0, processors=processors)
+    for max_tokens, finish in ((TOKENS, FAILED), (SPELLED + 1, "length")):
+        pipeline = LocalPipeline(
+            mode, target, models["same"], settings(rule=rule), blocks=400, grammars=grammars
+        )
+        pipeline.add(0, prompt, max_tokens, key, [EOS])
+        output = pipeline.run()[0]
+        assert pipeline.finish[0] == finish
+        assert re.fullmatch(f"[a-z]{{{SPELLED + 1}}}", tokenizer.decode(output))
+        assert pipeline.target_blocks.num_free == 400
+
+
+def test_a_vocabulary_that_cannot_go_on_fails_its_request(models: dict[str, Path]) -> None:
+    """Where the grammar wants a character that no token of the model's can write."""
+    target = models["target"]
+    prompt = prompt_of(target)
+    narrow = 3 + 100  # tokens of the special ones and the first hundred bytes
+    grammars = Grammars.of_model(target, narrow)
+    grammar = llguidance.LLMatcher.grammar_from_regex("a")
+    key = NoiseKey(processors=Processors(prompt_len=len(prompt), grammar=grammar))
+    pipeline = LocalPipeline("ar", target, target, settings(), blocks=400, grammars=grammars)
+    pipeline.add(0, prompt, TOKENS, key, [EOS])
+    assert (pipeline.run()[0], pipeline.finish[0]) == ([], FAILED)
