@@ -46,6 +46,12 @@ class Channel(Protocol):
     def fileno(self) -> int:
         """Descriptor for pollers; when readable, call ``recv(0)`` until it returns None."""
 
+    def waiting(self) -> bool:
+        """Whether a record is there; cheaper than ``recv(0)`` where none is."""
+
+    def also_watch(self, fd: int) -> None:
+        """Let ``recv`` return early, with None, when ``fd`` is readable too."""
+
     def close(self) -> None:
         """Close this side."""
 
@@ -138,6 +144,14 @@ class TypedReceiver(Generic[T]):
     def fileno(self) -> int:
         """Descriptor for pollers; when readable, call ``recv(0)`` until it returns None."""
         return self._channel.fileno()
+
+    def waiting(self) -> bool:
+        """Whether a message is there; cheaper than ``recv(0)`` where none is."""
+        return self._channel.waiting()
+
+    def also_watch(self, fd: int) -> None:
+        """Let ``recv`` return early, with None, when ``fd`` is readable too."""
+        self._channel.also_watch(fd)
 
     def close(self) -> None:
         self._channel.close()

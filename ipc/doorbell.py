@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ipc.errors import ResourceError
 
-_DRAIN = 65536  # bytes, the default capacity of a pipe
+_DRAIN = 256  # bytes; rings are few, and a long buffer costs more than a second read
 
 
 def default_spin_us() -> int:

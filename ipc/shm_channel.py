@@ -74,6 +74,14 @@ class ShmChannel:
         """Readable when a record may be waiting."""
         return self._bell.fileno()
 
+    def waiting(self) -> bool:
+        """Whether a record is there; cheaper than ``recv(0)`` where none is."""
+        return not self._ring.empty()
+
+    def also_watch(self, fd: int) -> None:
+        """Let ``recv`` return early, with None, when ``fd`` is readable too."""
+        self._bell.also_watch(fd)
+
     def close(self) -> None:
         """Close this side. Idempotent."""
         self._ring.close()

@@ -59,6 +59,14 @@ class ZmqChannel:
         """Readable when a record may be waiting; call ``recv(0)`` until it returns None."""
         return int(self._socket.getsockopt(zmq.FD))
 
+    def waiting(self) -> bool:
+        """Whether a record is there."""
+        return bool(self._socket.poll(0))
+
+    def also_watch(self, fd: int) -> None:
+        """Let ``recv`` return early, with None, when ``fd`` is readable too."""
+        self._poller.register(fd, zmq.POLLIN)
+
     def close(self) -> None:
         """Close this side. Idempotent."""
         self._socket.close()

@@ -69,6 +69,32 @@ def test_recv_ends_at_its_deadline_and_at_the_stop_flag(owner: Owner) -> None:
     assert wait_for(receiver) == NOTICE  # what was sent can still be taken
 
 
+def test_waiting_takes_nothing(owner: Owner) -> None:
+    receiver = TypedReceiver.open(owner, "a", DraftNotice)
+    assert not receiver.waiting()
+    sender = TypedSender.open(owner, "a", DraftNotice)
+    sender.send(NOTICE)
+    deadline = time.monotonic() + 5
+    while not receiver.waiting() and time.monotonic() < deadline:
+        pass
+    assert receiver.waiting()
+    assert receiver.recv(0) == NOTICE
+    assert not receiver.waiting()
+
+
+def test_another_descriptor_ends_the_wait(owner: Owner) -> None:
+    receiver = TypedReceiver.open(owner, "a", DraftNotice)
+    other = os.eventfd(1)
+    receiver.also_watch(other)
+    start = time.monotonic()
+    assert receiver.recv(30) is None
+    assert time.monotonic() - start < 5
+    sender = TypedSender.open(owner, "a", DraftNotice)
+    sender.send(NOTICE)
+    assert wait_for(receiver) == NOTICE
+    os.close(other)
+
+
 def wait_for(receiver: TypedReceiver[DraftNotice]) -> DraftNotice | None:
     deadline = time.monotonic() + 5
     while (message := receiver.recv(0)) is None and time.monotonic() < deadline:
