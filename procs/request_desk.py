@@ -1,6 +1,7 @@
 """The scheduler's mail: requests, their ends, and questions about the state of things.
 
-Messages are fetched whenever there is time, and dealt with between two steps.
+Messages are fetched whenever there is time. Requests and their ends are dealt with between two
+steps; questions, which change nothing, at once: they must not hold up the next step.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from ipc.messages.requests import (
     SchedulerStats,
     StatsRequest,
     TokensOut,
-    ToScheduler,
 )
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
@@ -52,22 +52,33 @@ class RequestDesk:
         self._times = times
         self._draft = draft
         self._reporter = reporter
-        self._arrived: list[ToScheduler] = []
+        self._arrived: list[AddRequest | AbortRequest] = []
+        self._questions: list[StatsRequest] = []
 
     def wait(self, seconds: float) -> None:
         """Until a message has come, the stop flag is up, or the time is over."""
         self._frontend.wait(seconds)
-        self.receive()
+        self.has_mail()
 
     def receive(self) -> None:
         """Fetch what the frontend has sent; a socket is looked at while the target computes, since
         between two steps even that is felt."""
         while (message := self._frontend.receive()) is not None:
-            self._arrived.append(message)
+            if isinstance(message, StatsRequest):
+                self._questions.append(message)
+            else:
+                self._arrived.append(message)
+
+    def fileno(self) -> int:
+        """Readable when there may be something to ``receive``."""
+        return self._frontend.fileno()
 
     def has_mail(self) -> bool:
-        """Whether a message of the frontend waits for the end of a lease."""
+        """Fetch what has come and answer questions; whether anything waits to be dealt with."""
         self.receive()
+        questions, self._questions = self._questions, []
+        for question in questions:
+            self._frontend.send(self._stats(question))
         return bool(self._arrived)
 
     def attend(self) -> None:
@@ -75,14 +86,13 @@ class RequestDesk:
         if not self._arrived:
             return
         arrived, self._arrived = self._arrived, []
-        self._reporter.tell()  # what is known of a request goes before what ends it
+        if any(isinstance(message, AbortRequest) for message in arrived):
+            self._reporter.tell()  # what is known of a request goes before what ends it
         for message in arrived:
             if isinstance(message, AddRequest):
                 self._add(message)
-            elif isinstance(message, AbortRequest):
+            else:
                 self._abort(message)
-            elif isinstance(message, StatsRequest):
-                self._frontend.send(self._stats(message))
 
     def _add(self, message: AddRequest) -> None:
         request = Request.from_message(message, self._planner.hash0(message.key), BlockTable())
