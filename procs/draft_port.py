@@ -94,6 +94,11 @@ class DraftPort:
         """Of the worker that has the fewest left."""
         return min(self._free)
 
+    @property
+    def usable(self) -> bool:
+        """Whether it is used and every worker is there."""
+        return not self.trouble and not self._absence()
+
     def map_cache(self) -> PartitionedCache:
         """The speculation cache, once every worker is ready and has made its part."""
         sizes, workers = self._sizes, len(self._names)

@@ -35,6 +35,10 @@ class FrontendPort:
         """Until a message may be there, the stop flag is up, or the time is over."""
         self._poller.poll(int(seconds * 1000))
 
+    def fileno(self) -> int:
+        """Readable when a message may have come; ``receive`` until None then."""
+        return int(self._requests.getsockopt(zmq.FD))
+
     def receive(self) -> ToScheduler | None:
         """The next message, None if there is none."""
         try:

@@ -2,7 +2,8 @@
 
 One iteration is one round: take new requests, plan a step, tell target and draft, wait for the
 outcomes, look them up in the speculation cache, and only then, with the next step under way, pass
-the tokens on. It is also the hub of the group: every other process answers to it.
+the tokens on. Where the target may go ahead, it begins that step by itself (``going_ahead``). It is
+also the hub of the group: every other process answers to it.
 
 The ports are opened before the group is waited for, since its other processes look for them while
 they load; what depends on the group (KV blocks, the speculation cache) is made after it.
@@ -14,11 +15,13 @@ import gc
 import time
 
 from ipc.messages.draft import DraftPlan
-from ipc.messages.target import RowOutcome, StepResult
+from ipc.messages.target import StepResult
 from ipc.round_records import RoundRecords
 from procs import channels
+from procs.admission import make_scheduler
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
+from procs.going_ahead import GoingAhead, going_ahead
 from procs.hub import Hub
 from procs.lease_follower import LeaseFollower, can_lease
 from procs.reporter import Reporter
@@ -26,9 +29,7 @@ from procs.request_desk import RequestDesk
 from procs.runtime import Runtime
 from procs.target_port import TargetPort
 from procs.waiting import Waiter
-from ssd_pipe.config import PipelineConfig
-from ssd_pipe.dimensions import Dimensions, dimensions
-from ssd_pipe.engine.blocks import BlockManager
+from ssd_pipe.dimensions import dimensions
 from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
@@ -36,7 +37,6 @@ from ssd_pipe.engine.scheduler import Scheduler
 from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.engine.synthetic import SyntheticOutcomes
 from ssd_pipe.errors import PeerLost
-from ssd_pipe.threads import on_cpu
 
 IDLE_POLL = 0.2  # seconds
 
@@ -56,7 +56,7 @@ def run(runtime: Runtime) -> None:
             counts = [f["draft_blocks"] for f in facts.values() if "draft_blocks" in f]
             draft.begin(min(counts, default=0))
         cache = draft.map_cache() if draft is not None and config.mode == "ssd" else None
-        scheduler = _scheduler(config, sizes, blocks)
+        scheduler = make_scheduler(config, sizes, blocks)
         planner = RoundPlanner(config.mode, config.speculation, cache)
         reporter = Reporter(frontend, planner, runtime.log)
         desk = RequestDesk(runtime.log, hub, frontend, scheduler, planner, times, draft, reporter)
@@ -74,23 +74,6 @@ def run(runtime: Runtime) -> None:
         except PeerLost as error:
             desk.fail_all(str(error))
             raise
-
-
-def _scheduler(config: PipelineConfig, sizes: Dimensions, blocks: int) -> Scheduler:
-    return Scheduler(
-        blocks=BlockManager(blocks, config.cache.block_size, config.cache.prefix_caching),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=sizes.max_model_len,
-        max_batched_tokens=config.scheduler.max_batched_tokens,
-        lookahead=config.speculation.k if config.speculative else 0,
-        max_waiting=config.scheduler.max_waiting,
-        long_prefill=_long_prefill(config),
-    )
-
-
-def _long_prefill(config: PipelineConfig) -> int:
-    given = config.scheduler.long_prefill_token_threshold
-    return given or (config.scheduler.max_batched_tokens // 4 if on_cpu(config) else 0)
 
 
 class _Loop:
@@ -120,6 +103,9 @@ class _Loop:
             label = self._synthetic.label
             runtime.log.warning(f"synthetic acceptance ({label}): the text means nothing")
         self._leases: LeaseFollower | None = None
+        self._ahead = GoingAhead(
+            going_ahead(runtime.config, scheduler, planner), target, desk, draft
+        )
 
     def lease(self, records: RoundRecords, waiter: Waiter) -> None:
         """Let rounds run on the GPUs alone where they can."""
@@ -166,14 +152,45 @@ class _Loop:
         for request in step.begun:
             request.scheduled_ns = request.scheduled_ns or now
         result = self._run(step, self._grant(step))
-        if result is None:
-            return  # told to stop, or a lease is over
+        while result is not None:  # else told to stop, or a lease is over
+            following = self._commit(step, result)
+            if following is None:
+                return
+            step = following
+            result = self._join(step)
+
+    def _commit(self, step: Step, result: StepResult) -> Step | None:
+        """Take what a step gave; returns the next one if the target has begun it by itself."""
         chains = {row.request.slot: len(row.request.chain) for row in step.decoding}
         fed = sum(row.count for row in step.rows) + sum(chains.values())
         whole = self._times.step(result, fed)
         slots = [row.request.slot for row in step.sampled]
-        emissions = self._scheduler.apply(step, self._outcomes(step, result, chains))
+        outcomes = result.outcomes
+        if self._synthetic is not None:
+            cached = self._planner.cached.recovery_tokens
+            outcomes = self._synthetic.replace_all(step, outcomes, cached)
+        emissions = self._scheduler.apply(step, outcomes)
         verified = [chains.get(slot, 0) for slot in slots]
+        looked_up = self._settle(emissions, verified, result)
+        for emission in emissions:
+            self._planner.conclude(emission)
+        self._reporter.note(step, result, verified, emissions, looked_up, whole)
+        if not self._scheduler.has_work:
+            self._reporter.tell()
+        following = self._ahead.follow(step, result)
+        if following is not None:
+            self._reporter.sent_ns = result.looked_up_ns
+        return following
+
+    def _settle(
+        self, emissions: list[Emission], verified: list[int], result: StepResult
+    ) -> tuple[int, int]:
+        """Look outcomes up, if the target has not, and wait for what is worth it; returns when
+        they had been looked up and when the wait was over, 0 without one."""
+        if result.found:
+            for emission, chain, own in zip(emissions, verified, result.found, strict=True):
+                self._planner.settle_found(emission, chain, own.chain, own.entry)
+            return result.looked_up_ns, 0
         for emission, chain in zip(emissions, verified, strict=True):
             self._planner.settle(emission, chain)
         queried = time.monotonic_ns()
@@ -182,11 +199,16 @@ class _Loop:
             live = [emission.request for emission in emissions if not emission.finish]
             for request in live:
                 waited = self._draft.depth(self._planner, request, len(live)) or waited
-        for emission in emissions:
-            self._planner.conclude(emission)
-        self._reporter.note(step, result, verified, emissions, (queried, waited), whole)
-        if not self._scheduler.has_work:
-            self._reporter.tell()
+        return queried, waited
+
+    def _join(self, step: Step) -> StepResult | None:
+        """Have the draft do its part of a step that the target has begun; returns the result, None
+        when told to stop."""
+        self._hub.raise_lost()
+        if self._draft is not None and self._planner.drafting:
+            self._planner.prepare(step, self._room(step))
+            self._draft.send(self._planner.plan_draft(step, {}, {}))
+        return self._result(step)
 
     def _leased_round(
         self,
@@ -213,8 +235,7 @@ class _Loop:
             self._send_step(step, {})
         else:
             decoding = {row.request.slot: row.request for row in step.decoding}
-            room = {slot: self._scheduler.chain_room(r) for slot, r in decoding.items()}
-            backups = planner.prepare(step, room)
+            backups = planner.prepare(step, self._room(step))
             if not planner.tells(decoding):
                 leased = None
             handovers = planner.number_handovers(step, backups)
@@ -230,17 +251,27 @@ class _Loop:
             else:
                 self._send_step(step, handovers, leased)
                 draft.send(planner.plan_draft(step, backups, handovers), leased)
-        self._reporter.tell()
         if draft is not None and leased is not None and self._leases is not None:
+            self._reporter.tell()
             draft.read, late = self._leases.follow(leased)
             if late:
                 draft.missed("branches")
             self._desk.receive()
             return None
-        if draft is not None and planner.drafting:
-            draft.drain(planner)
-        self._desk.receive()
-        return self._target.result(step.number)
+        return self._result(step)
+
+    def _result(self, step: Step) -> StepResult | None:
+        """What a step that is under way gives, None when told to stop."""
+        self._reporter.tell()
+        if self._draft is not None and self._planner.drafting:
+            self._draft.drain(self._planner)
+        self._ahead.offer(step)
+        return self._target.result(step.number, self._ahead.see_to_mail)
+
+    def _room(self, step: Step) -> dict[int, int]:
+        """The longest useful chain of each decoding row, by slot."""
+        rows = step.decoding
+        return {row.request.slot: self._scheduler.chain_room(row.request) for row in rows}
 
     def _grant(self, step: Step) -> Leased | None:
         """A lease, if it may be. Another draft than the first may not reach the GPU's cache."""
@@ -264,17 +295,6 @@ class _Loop:
     def _look_for_draft(self) -> None:
         if self._draft is not None:
             self._draft.look(self._planner, self._scheduler.running)
-
-    def _outcomes(self, step: Step, result: StepResult, chains: dict[int, int]) -> list[RowOutcome]:
-        """The step's outcomes, or what replays others in their place."""
-        if self._synthetic is None:
-            return result.outcomes
-        replayed = []
-        for row, outcome in zip(step.sampled, result.outcomes, strict=True):
-            chain = chains.get(row.request.slot, 0)
-            cached = self._planner.cached.recovery_tokens(row.request)
-            replayed.append(self._synthetic.replace(outcome, chain, row.request.rid, cached))
-        return replayed
 
     def _flush_drops(self) -> None:
         """Let the draft free its blocks although no step is coming."""

@@ -5,8 +5,6 @@ Takes step plans from the scheduler, runs them, and (rank 0) answers with the ou
 
 from __future__ import annotations
 
-import time
-import zlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +12,7 @@ import torch
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import Doorbell
 from ipc.handover import Handover
-from ipc.messages.target import StepPlan, StepResult
+from ipc.messages.target import Ahead, StepPlan, StepResult
 from models.kv_cache import KVCache
 from models.parallel import TensorParallel
 from models.registry import load_model
@@ -26,6 +24,7 @@ from procs.placement import Threads, kv_blocks, place, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from procs.target_leases import run_lease
+from procs.target_steps import TargetSteps
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.partition import maker
@@ -76,12 +75,11 @@ def run(runtime: Runtime) -> None:
     plans = TypedReceiver.open(
         runtime,
         channels.target_plans(rank),
-        StepPlan,
+        StepPlan | Ahead,
         capacity=sizes.plan_bytes,
         spin_us=spin_us(device),
     )
     results = TypedSender.open(runtime, channels.RESULTS, StepResult) if rank == 0 else None
-    threads = Threads(runtime, device)
     runtime.log.info(
         "loaded",
         backend=model.backend.name,
@@ -91,6 +89,9 @@ def run(runtime: Runtime) -> None:
         threads=torch.get_num_threads(),
     )
     profiler = StepProfiler(runtime)
+    steps = TargetSteps(
+        runtime, sizes, verifier, plans, results, Threads(runtime, device), profiler
+    )
     facts = {
         "vocab_size": sizes.vocab_size,
         "weight_bytes": model.weight_bytes,
@@ -104,18 +105,15 @@ def run(runtime: Runtime) -> None:
         while not runtime.stopping.is_set():
             runtime.alive()
             plan = plans.recv(POLL)
-            if plan is not None and plan.lease is not None and link is not None:
+            if plan is None or isinstance(plan, Ahead):
+                continue  # leave that comes after the step has ended is void
+            if plan.lease is not None and link is not None:
                 with profiler.step(f"lease {plan.step}"):
                     result = run_lease(runtime, verifier, link, plan)
                 if results is not None:
                     results.send(result)
-            elif plan is not None:
-                threads.use(plan.alone)
-                with profiler.step(f"verify {plan.step}"):
-                    result = _execute(verifier, plan)
-                if results is not None:
-                    results.send(result)
-                _log(plan, result, runtime)
+            else:
+                steps.run(plan)
     finally:
         profiler.close()
         verifier.close()
@@ -153,30 +151,6 @@ def _graphs(
     )
     graphs.warm_up()
     return graphs
-
-
-def _execute(verifier: Verifier, plan: StepPlan) -> StepResult:
-    started = time.monotonic_ns()
-    verified = verifier.run(plan)
-    finished = time.monotonic_ns()
-    return StepResult(plan.step, verified.outcomes, started, verified.forward_ns, finished)
-
-
-def _log(plan: StepPlan, result: StepResult, runtime: Runtime) -> None:
-    ranks = {}
-    if runtime.config.target.tp > 1:  # tells whether all ranks were fed the same tokens
-        fed = [(row.slot, row.start, row.tokens) for row in plan.rows]
-        ranks["fed"] = zlib.crc32(repr(fed).encode())
-    runtime.log.info(
-        "verify",
-        step=plan.step,
-        start=result.started_ns,
-        forward=result.forward_ns,
-        end=result.finished_ns,
-        rows=len(plan.rows),
-        tokens=sum(len(row.tokens) for row in plan.rows),
-        **ranks,
-    )
 
 
 class _Proposals:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
-from ipc.messages.target import StepPlan, StepResult
+from ipc.messages.target import Ahead, StepPlan, StepResult
 from procs import channels
 from procs.runtime import Runtime
 from procs.waiting import Waiter
@@ -23,7 +25,7 @@ class TargetPort:
             TypedSender.open(
                 runtime,
                 channels.target_plans(rank),
-                StepPlan,
+                StepPlan | Ahead,
                 capacity=sizes.plan_bytes,
             )
             for rank in range(runtime.config.target.tp)
@@ -39,10 +41,21 @@ class TargetPort:
         for rank in self._plans:
             rank.send(plan)
 
-    def result(self, step: int) -> StepResult | None:
-        """What step number ``step`` gave; None when told to stop. Raises PeerLost."""
+    def allow(self, leave: Ahead) -> None:
+        """Give rank 0 leave to go ahead, or withdraw it."""
+        self._plans[0].send(leave)
+
+    def watch_mail(self, fd: int) -> None:
+        """Let ``result`` see to the mail when ``fd`` is readable."""
+        self._results.also_watch(fd)
+
+    def result(self, step: int, mail: Callable[[], None]) -> StepResult | None:
+        """What step number ``step`` gave; None when told to stop. Raises PeerLost.
+
+        ``mail`` is called now and then, and when there is some (see ``watch_mail``), to fetch it.
+        """
         return self._waiter.message(
-            self._results, "step result from target-0", lambda result: result.step == step
+            self._results, "step result from target-0", lambda result: result.step == step, mail
         )
 
     def lease_end(self, step: int) -> StepResult | None:

@@ -24,8 +24,16 @@ class Waiter:
         self._runtime = runtime
         self._hub = hub
 
-    def message(self, receiver: TypedReceiver[T], what: str, done: Callable[[T], bool]) -> T | None:
+    def message(
+        self,
+        receiver: TypedReceiver[T],
+        what: str,
+        done: Callable[[T], bool],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> T | None:
         """Messages until ``done`` likes one; None when told to stop.
+
+        ``meanwhile`` is done whenever the receiver wakes up without one.
 
         Raises PeerLost if a process of the group is gone, or if ``what`` does not come in time.
         """
@@ -37,6 +45,7 @@ class Waiter:
                 if done(message):
                     return message
                 continue
+            meanwhile()
             self._hub.raise_lost()
             if time.monotonic() > deadline:
                 raise PeerLost(f"no {what} within {STUCK:.0f} s")

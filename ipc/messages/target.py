@@ -86,6 +86,34 @@ class StepPlan(msgspec.Struct, frozen=True, tag="plan", array_like=True):
     alone: bool = False
 
 
+class RowAhead(msgspec.Struct, frozen=True, array_like=True):
+    """What the target needs to make the next step's part of one row by itself.
+
+    ``prefix_hash`` covers what was committed before the present step, with which ``left`` output
+    tokens were allowed; any of ``stop_ids`` ends the row. ``blocks`` are those of the next step.
+    """
+
+    prefix_hash: int
+    left: int
+    stop_ids: list[int]
+    blocks: list[int]
+
+
+class Ahead(msgspec.Struct, frozen=True, tag="ahead", array_like=True):
+    """Leave to go from step ``after`` to the next one without the scheduler's word, if every row
+    goes on; the rows are those of ``after``, in order. Without rows it is withdrawn.
+
+    Chains of up to ``k`` tokens come out of the speculation cache: a row that is not in it needs
+    the scheduler, and so does a cached chain of d tokens, with more to come, if bit d of ``waits``
+    is set. With k = 0 the rows decode alone.
+    """
+
+    after: int
+    k: int = 0
+    waits: int = 0
+    rows: list[RowAhead] = []
+
+
 # ---------------------------------------------------------------- target -> scheduler
 
 
@@ -111,11 +139,19 @@ class RowOutcome(msgspec.Struct, frozen=True, array_like=True):
     failure: str = ""
 
 
+class Found(msgspec.Struct, frozen=True, array_like=True):
+    """The chain that a row goes on with, and the cache's entry it came from, -1 for none."""
+
+    chain: list[int]
+    entry: int
+
+
 class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
     """What a target step gave. Times are CLOCK_MONOTONIC ns: received, forward done, sampled.
 
     At the end of a lease ``rounds`` is how many of its rounds ran; their outcomes are in the
-    records.
+    records. ``found``, a row each, says that the next step has begun (see Ahead), and
+    ``looked_up_ns`` since when that is known.
     """
 
     step: int
@@ -124,3 +160,5 @@ class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
     forward_ns: int
     finished_ns: int
     rounds: int = 0
+    found: list[Found] = []
+    looked_up_ns: int = 0

@@ -144,7 +144,7 @@ class Leases:
         outcomes = [RowOutcome(record.accepted, record.token) for _, record in live]
         emissions = self._scheduler.apply(step, outcomes)
         for emission, (request, record) in zip(emissions, live, strict=True):
-            self._planner.settle_leased(emission, len(record.chain), record)
+            self._planner.settle_found(emission, len(record.chain), record.next, record.entry)
             self._planner.conclude(emission)
             if not emission.finish:
                 request.draft_length = len(request.tokens)

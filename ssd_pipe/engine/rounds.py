@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from ipc.messages.draft import ChainReady, DraftLease, DraftPlan
 from ipc.messages.sampling import NoiseKey
-from ipc.round_records import Record
 from ssd_pipe.config import Mode, SpeculationSection
 from ssd_pipe.engine import hashing
 from ssd_pipe.engine.adaptive import Decision
@@ -64,6 +63,7 @@ class RoundPlanner:
         self._plans = DraftPlans(spec.rule, self.cached.workers)
         self.decision = self.pace.efforts.decision
         self.effort = self.decision.effort
+        self._foreseen: tuple[int, Decision] | None = None  # load, decision
 
     def hash0(self, key: NoiseKey) -> int:
         """Prefix hash of a request before its first token."""
@@ -71,9 +71,23 @@ class RoundPlanner:
 
     def decide(self, load: int) -> Effort:
         """How much the coming round speculates, with so many sequences running."""
-        self._take(self.pace.efforts.decide(max(1, load)) if self.drafting else Decision(OFF))
+        foreseen, self._foreseen = self._foreseen, None
+        if not self.drafting:
+            self._take(Decision(OFF))
+        elif foreseen is not None and foreseen[0] == load:
+            self._take(foreseen[1])
+        else:
+            self._take(self.pace.efforts.decide(max(1, load)))
         self.counters.step(self.effort)
         return self.effort
+
+    def foresee(self, load: int) -> Effort:
+        """What ``decide`` will say for the round after the present one if the load stays so."""
+        if not self.drafting:
+            return OFF
+        decision = self.pace.efforts.decide(max(1, load))
+        self._foreseen = (load, decision)
+        return decision.effort
 
     def _take(self, decision: Decision) -> None:
         self.decision, self.effort = decision, decision.effort
@@ -89,12 +103,15 @@ class RoundPlanner:
         if self.effort.branches and self.drafting and not emission.finish:
             self.cached.look_up(emission)
 
-    def settle_leased(self, emission: Emission, chain_length: int, record: Record) -> None:
-        """``settle`` with what the GPU found in the cache."""
+    def settle_found(
+        self, emission: Emission, chain_length: int, chain: list[int], entry: int
+    ) -> None:
+        """``settle`` with what the target has found in the cache by itself: a chain, empty for a
+        miss, and its entry."""
         self._count(emission, chain_length)
-        if not emission.finish and record.next:
-            emission.request.chain = record.next
-            emission.request.entry = record.entry
+        if not emission.finish and chain:
+            emission.request.chain = chain
+            emission.request.entry = entry
 
     def _count(self, emission: Emission, chain_length: int) -> None:
         if chain_length:

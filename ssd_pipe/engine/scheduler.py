@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ipc.messages.target import TOKEN_BYTES, RowOutcome
 from ssd_pipe.engine.blocks import BlockManager, NoFreeBlocks
+from ssd_pipe.engine.ending import cut
 from ssd_pipe.engine.hashing import extend_all
 from ssd_pipe.engine.request import Request, Status
 from ssd_pipe.engine.step import FAILED, Emission, Row, Step
@@ -156,7 +157,8 @@ class Scheduler:
         return step
 
     def leased_step(self, requests: Sequence[Request]) -> Step:
-        """A step that these decoding requests made under a lease, for ``apply``."""
+        """A step that the target made, or makes, of these decoding requests by itself, for
+        ``apply``; they have their blocks."""
         self._steps += 1
         rows = [Row(r, r.computed, 1, sample=True, decoding=True) for r in requests]
         return Step(self._steps, rows, [], [])
@@ -169,6 +171,11 @@ class Scheduler:
     def chain_room(self, request: Request) -> int:
         """Longest useful chain: its last accepted token still leaves room for t*."""
         return max(0, min(self.lookahead, self._room, request.room - 1))
+
+    @property
+    def longest_chain(self) -> int:
+        """Most proposals that a row may carry so that the last planned step fits the budget."""
+        return self._room
 
     def _fitting(self, rows: int) -> int:
         """Longest chains with which so many decoding rows fit the step beside a prompt's chunk."""
@@ -209,7 +216,7 @@ class Scheduler:
         if outcome.failure:
             self._finish(request)
             return Emission(request, [], 0, outcome, before, FAILED)
-        tokens, finish = self._cut(request, [*chain[:k], outcome.token])
+        tokens, finish = cut([*chain[:k], outcome.token], request.room, request.stop_ids)
         if row.decoding:
             request.rounds += 1
             request.drafts += bool(chain)
@@ -228,16 +235,6 @@ class Scheduler:
             self.blocks.commit(request.table, request.tokens, request.computed)
         accepted = min(k, len(tokens))
         return Emission(request, tokens, accepted, outcome, before, finish, len(chain))
-
-    @staticmethod
-    def _cut(request: Request, tokens: list[int]) -> tuple[list[int], str]:
-        """End the tokens at the first stop id or at the limit, whichever comes first."""
-        for i, token in enumerate(tokens[: request.room]):
-            if token in request.stop_ids:
-                return tokens[: i + 1], "stop"
-        if len(tokens) >= request.room:
-            return tokens[: request.room], "length"
-        return tokens, ""
 
     # ------------------------------------------------------------ places and blocks
 

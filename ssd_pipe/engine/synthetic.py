@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ipc.messages.target import RowOutcome
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.acceptance_trace import FIELD, TraceReplay, read_trace
+from ssd_pipe.engine.request import Request
+from ssd_pipe.engine.step import Step
 from ssd_pipe.errors import ConfigError
 
 Cached = Callable[[int], list[int]]
@@ -52,6 +54,20 @@ class SyntheticOutcomes:
         if not spec.synthetic_acceptance:
             return None
         return cls(spec.synthetic_acceptance, spec.synthetic_hit_rate)
+
+    def replace_all(
+        self, step: Step, outcomes: Sequence[RowOutcome], cached: Callable[[Request], Cached]
+    ) -> list[RowOutcome]:
+        """What stands for the outcomes of a step; ``cached`` is of a request."""
+        return [
+            self.replace(
+                outcome,
+                len(row.request.chain) if row.decoding else 0,
+                row.request.rid,
+                cached(row.request),
+            )
+            for row, outcome in zip(step.sampled, outcomes, strict=True)
+        ]
 
     def replace(self, outcome: RowOutcome, chain: int, rid: int, cached: Cached) -> RowOutcome:
         """What stands for the ``outcome`` of a chain of so many tokens of request ``rid``.

@@ -22,8 +22,11 @@ from ipc.messages.hub import Beat, Hello, ProcessState, Welcome
 from ipc.messages.requests import AddRequest, RequestStats, SchedulerStats, TokensOut
 from ipc.messages.sampling import NoiseKey, Processors, SamplingParams
 from ipc.messages.target import (
+    Ahead,
+    Found,
     Lease,
     Logprobs,
+    RowAhead,
     RowLease,
     RowOutcome,
     SeqStart,
@@ -161,8 +164,12 @@ WIRE: list[tuple[Any, Any]] = [
         ],
     ),
     (
-        StepResult(7, [RowOutcome(1, 6)], 10, 20, 30),
-        ["result", 7, [[1, 6, [], ""]], 10, 20, 30, 0],
+        StepResult(7, [RowOutcome(1, 6)], 10, 20, 30, found=[Found([4], 2)], looked_up_ns=40),
+        ["result", 7, [[1, 6, [], ""]], 10, 20, 30, 0, [[[4], 2]], 40],
+    ),
+    (
+        Ahead(7, 5, 3, [RowAhead(2**64 - 1, 20, [2], [3])]),
+        ["ahead", 7, 5, 3, [[2**64 - 1, 20, [2], [3]]]],
     ),
     (
         DraftPlan(

@@ -1,0 +1,122 @@
+"""Steps on the target's side: those that are planned, and those it goes on to by itself."""
+
+from __future__ import annotations
+
+import time
+import zlib
+
+from ipc.channel import TypedReceiver, TypedSender
+from ipc.messages.target import Ahead, StepPlan, StepResult
+from ipc.segments import open_segment
+from procs import channels
+from procs.placement import Threads
+from procs.profiling import StepProfiler
+from procs.runtime import Runtime
+from ssd_pipe.dimensions import Dimensions
+from ssd_pipe.engine.ahead import follow_on
+from ssd_pipe.engine.partitioned_cache import PartitionedCache, size_bytes
+from ssd_pipe.verification.verifier import Verifier
+
+UNTOLD = 16
+"""Steps in a row, begun without waiting, after which their lines go to the log all the same."""
+
+
+class TargetSteps:
+    """Runs steps on one rank; ``results`` is None on ranks other than 0."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        sizes: Dimensions,
+        verifier: Verifier,
+        plans: TypedReceiver[StepPlan | Ahead],
+        results: TypedSender[StepResult] | None,
+        threads: Threads,
+        profiler: StepProfiler,
+    ) -> None:
+        self._runtime = runtime
+        self._sizes = sizes
+        self._verifier = verifier
+        self._plans = plans
+        self._results = results
+        self._threads = threads
+        self._profiler = profiler
+        self._cache: PartitionedCache | None = None
+        self._untold: list[tuple[StepPlan, StepResult]] = []
+
+    def run(self, plan: StepPlan) -> None:
+        """Run a step and tell what it gave, then the next ones as far as there is leave."""
+        following: StepPlan | None = plan
+        while following is not None:
+            plan = following
+            self._runtime.alive()
+            self._threads.use(plan.alone)
+            with self._profiler.step(f"verify {plan.step}"):
+                result = self._execute(plan)
+            following, result = self._go_on(plan, result)
+            if self._results is not None:
+                self._results.send(result)
+            self._untold.append((plan, result))
+            # A line costs more than all else between two steps.
+            if following is None or len(self._untold) == UNTOLD:
+                self._tell()
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        started = time.monotonic_ns()
+        verified = self._verifier.run(plan)
+        finished = time.monotonic_ns()
+        return StepResult(plan.step, verified.outcomes, started, verified.forward_ns, finished)
+
+    def _go_on(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan | None, StepResult]:
+        """The next step, None if it is the scheduler's to plan; the result says so too."""
+        leave = None
+        while self._plans.waiting():
+            message = self._plans.recv(0)
+            if isinstance(message, StepPlan):
+                return message, result
+            leave = message
+        if leave is None or self._runtime.stopping.is_set():
+            return None, result
+        if leave.k and self._cache is None:
+            self._cache = self._map_cache()
+        found = follow_on(leave, plan, result.outcomes, self._cache)
+        if found is None:
+            return None, result
+        following, chains = found
+        now = time.monotonic_ns()
+        return following, StepResult(
+            result.step,
+            result.outcomes,
+            result.started_ns,
+            result.forward_ns,
+            result.finished_ns,
+            found=chains,
+            looked_up_ns=now,
+        )
+
+    def _map_cache(self) -> PartitionedCache:
+        """The speculation cache; to give leave, the scheduler has found the draft ready."""
+        sizes, workers = self._sizes, max(1, self._runtime.config.draft_workers)
+        shape = (sizes.slots, sizes.branches, sizes.k)
+        segment = open_segment(
+            self._runtime.rundir.segment(channels.SPECULATION_CACHE), size_bytes(*shape, workers)
+        )
+        return PartitionedCache(segment, *shape, workers, sizes.vocab_size)
+
+    def _tell(self) -> None:
+        for plan, result in self._untold:
+            ranks = {}
+            if self._runtime.config.target.tp > 1:  # tells whether all ranks got the same tokens
+                fed = [(row.slot, row.start, row.tokens) for row in plan.rows]
+                ranks["fed"] = zlib.crc32(repr(fed).encode())
+            self._runtime.log.info(
+                "verify",
+                step=plan.step,
+                start=result.started_ns,
+                forward=result.forward_ns,
+                end=result.finished_ns,
+                rows=len(plan.rows),
+                tokens=sum(len(row.tokens) for row in plan.rows),
+                **ranks,
+            )
+        self._untold.clear()

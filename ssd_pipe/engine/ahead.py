@@ -1,0 +1,126 @@
+"""Going ahead: the target begins the next step by itself, and the scheduler follows.
+
+While a step runs, the scheduler gives leave for the one after it (``messages.Ahead``): blocks, what
+ends each row, how long chains may be. When the target knows the step's outcomes it looks them up in
+the speculation cache, and if every row goes on with a chain it needs nobody: the next verification
+starts at once, and the scheduler commits the last one meanwhile. Where the rows decode alone there
+is not even anything to look up. Otherwise the leave is void, and the next step is planned as ever.
+
+Pure, like the scheduler. ``Aheads`` is its side, ``follow_on`` the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ipc.messages.target import Ahead, Found, RowAhead, RowOutcome, StepPlan, StepRow
+from ssd_pipe.config import SpeculationSection
+from ssd_pipe.engine.ending import cut
+from ssd_pipe.engine.partitioned_cache import PartitionedCache
+from ssd_pipe.engine.request import Request
+from ssd_pipe.engine.rounds import RoundPlanner
+from ssd_pipe.engine.scheduler import Scheduler
+from ssd_pipe.engine.step import Step
+
+
+class Aheads:
+    """Gives leave, and plans the steps that were begun under it."""
+
+    def __init__(
+        self, scheduler: Scheduler, planner: RoundPlanner, spec: SpeculationSection
+    ) -> None:
+        self._scheduler = scheduler
+        self._planner = planner
+        self._spec = spec
+
+    def offer(self, step: Step) -> Ahead | None:
+        """Leave to go on after ``step``, which is under way, with blocks for it; None if the next
+        step may have other work, or needs the scheduler whatever the outcomes are."""
+        scheduler, planner = self._scheduler, self._planner
+        requests = [row.request for row in step.rows]
+        if (
+            len(step.decoding) < len(step.rows)
+            or len(scheduler.running) != len(step.rows)
+            or scheduler.waiting
+            or any(map(self._handed_over, requests))
+        ):
+            return None
+        present = planner.effort
+        if (present.k and present.alone) or planner.foresee(scheduler.load) != present:
+            return None
+        k = min(present.k, scheduler.longest_chain)
+        reach = [min(r.limit, r.computed + len(r.chain) + k + 2) for r in requests]
+        if (present.k and not k) or not self._affordable(requests, reach):
+            return None
+        rows = []
+        for request, length in zip(requests, reach, strict=True):
+            scheduler.blocks.ensure(request.table, length)
+            blocks = request.table.blocks[request.announced :]
+            stops = list(request.stop_ids)
+            rows.append(RowAhead(request.prefix_hash, request.room, stops, blocks))
+        waits = planner.pace.lease_waits(k, len(requests)) if k else 0
+        return Ahead(step.number, k, waits, rows)
+
+    def follow(self, step: Step, leave: Ahead) -> Step:
+        """The step that the target has begun after ``step``, which is committed."""
+        scheduler = self._scheduler
+        requests = [row.request for row in step.rows]
+        scheduler.lookahead = self._planner.decide(scheduler.load).k
+        for request, row in zip(requests, leave.rows, strict=True):
+            request.announced += len(row.blocks)
+        return scheduler.leased_step(requests)
+
+    def _handed_over(self, request: Request) -> bool:
+        """Whether numbers would have to be agreed on for what its chains were drawn from."""
+        return self._spec.rule == "rejection" and request.key.temperature > 0
+
+    def _affordable(self, requests: Sequence[Request], reach: Sequence[int]) -> bool:
+        """Whether there are blocks for so many positions without crowding anyone out."""
+        blocks = self._scheduler.blocks
+        needed = sum(
+            max(0, blocks.blocks_for(length) - len(request.table.blocks))
+            for request, length in zip(requests, reach, strict=True)
+        )
+        return needed <= blocks.num_free // 2
+
+
+def follow_on(
+    leave: Ahead, plan: StepPlan, outcomes: Sequence[RowOutcome], cache: PartitionedCache | None
+) -> tuple[StepPlan, list[Found]] | None:
+    """The step after ``plan``, which gave ``outcomes``, and the chains it verifies; None if it is
+    the scheduler's to plan. Without a ``cache``, rows that need a chain are."""
+    if leave.after != plan.step or not len(leave.rows) == len(plan.rows) == len(outcomes):
+        return None
+    rows, found = [], []
+    for own, row, outcome in zip(leave.rows, plan.rows, outcomes, strict=True):
+        accepted = outcome.accepted
+        first = len(row.tokens) - row.chain
+        tokens, finish = cut(
+            [*row.tokens[first : first + accepted], outcome.token], own.left, own.stop_ids
+        )
+        if outcome.failure or finish:
+            return None
+        chain, entry = [], -1
+        if leave.k:
+            room = min(leave.k, own.left - len(tokens) - 1)
+            if cache is None or room < 1:
+                return None
+            hit = cache.lookup(row.slot, own.prefix_hash, accepted, outcome.token)
+            if hit is None or not hit.tokens:
+                return None
+            waits = leave.waits >> hit.depth & 1
+            if waits and hit.depth < cache.goal_of(row.slot, hit.entry):
+                return None
+            chain, entry = hit.tokens[:room], hit.entry
+        rows.append(
+            StepRow(
+                slot=row.slot,
+                start=row.start + first + accepted,
+                tokens=[outcome.token, *chain],
+                chain=len(chain),
+                sample=True,
+                blocks=own.blocks,
+            )
+        )
+        found.append(Found(chain, entry))
+    return StepPlan(plan.step + 1, rows, alone=plan.alone), found
