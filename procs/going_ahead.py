@@ -15,16 +15,15 @@ from ssd_pipe.engine.ahead import Aheads
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import Scheduler
 from ssd_pipe.engine.step import Step
-from ssd_pipe.threads import on_cpu
 
 
 def going_ahead(
     config: PipelineConfig, scheduler: Scheduler, planner: RoundPlanner
 ) -> Aheads | None:
-    """Leave to go ahead, None where it cannot be given: other ranks would have to be told, the
-    target knows nothing of outcomes that are replaced, and GPUs have leases."""
+    """Leave to go ahead, None where it cannot be given: other ranks would have to be told, and the
+    target knows nothing of outcomes that are replaced."""
     spec = config.speculation
-    if config.target.tp > 1 or spec.synthetic_acceptance or not on_cpu(config):
+    if config.target.tp > 1 or (config.speculative and spec.synthetic_acceptance):
         return None
     return Aheads(scheduler, planner, spec)
 

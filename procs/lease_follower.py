@@ -11,7 +11,7 @@ from ipc.round_records import FOLLOWED, LATE, Record, RoundRecords
 from procs.draft_port import DRAFT
 from procs.target_port import TargetPort
 from procs.waiting import STUCK, Waiter
-from ssd_pipe.engine.leases import Leased, Leases
+from ssd_pipe.engine.leases import Leased, Leases, leasable
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.errors import PeerLost
@@ -53,6 +53,10 @@ class LeaseFollower:
         self._times, self._tell = times, tell
         self._spins = default_spin_us() > 0
         self._last_settled = 0
+
+    def takes(self, step: Step) -> bool:
+        """Whether the rows of ``step`` may be leased, once they all decode."""
+        return all(leasable(row.request) for row in step.rows)
 
     def grant(self, step: Step) -> Leased | None:
         """A lease that begins with ``step``, if it may."""

@@ -265,7 +265,9 @@ class _Loop:
         self._reporter.tell()
         if self._draft is not None and self._planner.drafting:
             self._draft.drain(self._planner)
-        self._ahead.offer(step)
+        # Rounds of their own on the GPUs are better than steps without the scheduler's word.
+        if self._leases is None or not self._leases.takes(step):
+            self._ahead.offer(step)
         return self._target.result(step.number, self._ahead.see_to_mail)
 
     def _room(self, step: Step) -> dict[int, int]:

@@ -105,15 +105,15 @@ def run(runtime: Runtime) -> None:
         while not runtime.stopping.is_set():
             runtime.alive()
             plan = plans.recv(POLL)
-            if plan is None or isinstance(plan, Ahead):
+            if isinstance(plan, Ahead):
                 continue  # leave that comes after the step has ended is void
-            if plan.lease is not None and link is not None:
+            if plan is not None and plan.lease is None:
+                plan = steps.run(plan)
+            if plan is not None and link is not None:
                 with profiler.step(f"lease {plan.step}"):
                     result = run_lease(runtime, verifier, link, plan)
                 if results is not None:
                     results.send(result)
-            else:
-                steps.run(plan)
     finally:
         profiler.close()
         verifier.close()

@@ -44,10 +44,11 @@ class TargetSteps:
         self._cache: PartitionedCache | None = None
         self._untold: list[tuple[StepPlan, StepResult]] = []
 
-    def run(self, plan: StepPlan) -> None:
-        """Run a step and tell what it gave, then the next ones as far as there is leave."""
+    def run(self, plan: StepPlan) -> StepPlan | None:
+        """Run a step and tell what it gave, then the next ones as far as there is leave; returns a
+        plan that begins a lease, if one came."""
         following: StepPlan | None = plan
-        while following is not None:
+        while following is not None and following.lease is None:
             plan = following
             self._runtime.alive()
             self._threads.use(plan.alone)
@@ -58,8 +59,9 @@ class TargetSteps:
                 self._results.send(result)
             self._untold.append((plan, result))
             # A line costs more than all else between two steps.
-            if following is None or len(self._untold) == UNTOLD:
+            if following is None or following.lease or len(self._untold) == UNTOLD:
                 self._tell()
+        return following
 
     def _execute(self, plan: StepPlan) -> StepResult:
         started = time.monotonic_ns()
