@@ -26,8 +26,9 @@ class Stages(msgspec.Struct, kw_only=True):
         backup_ms: a chain drafted just in time; ``backups`` of them.
         glue_ms: the glue pass and the choice of branches.
         step_ms: one step of the tree.
-        hit_gap_us: on a hit, from one step's choice of tokens to the start of the next; the target
-            process's own times, or, where rounds are leased, the GPU's.
+        hit_gap_us: on a hit that waits for no more of its chain, from one step's choice of tokens
+            to the start of the next; the target process's own times, or, where rounds are leased,
+            the GPU's.
         hit_round_ms: on a hit, from one step's start to the next one's.
         leased: share of the decoding steps that ran under a lease.
         tree_ms: from the start of a round that was not cut to its last depth; None where most
@@ -84,10 +85,11 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
 
 
 def _hits(log_dir: Path, longest: int) -> tuple[list[float], list[float], float | None, list[int]]:
-    """Of single rows' rounds: gaps and times (ns) after outcomes that were cached and ready, the
-    share of steps that were leased, and the lengths of the chains that hits gave."""
+    """Of single rows' rounds: gaps and times (ns) after outcomes that were cached and waited for no
+    more of their chain, the share of steps that were leased, and the lengths of the chains that
+    hits gave."""
     hits = {
-        event["step"]
+        event["step"]: bool(event.get("waited"))
         for event in events(log_dir / "scheduler.jsonl", "round")
         if len(event["rows"]) == 1 and event["rows"][0]["hit"]
     }
@@ -97,7 +99,7 @@ def _hits(log_dir: Path, longest: int) -> tuple[list[float], list[float], float 
         if one["step"] not in hits or other["step"] != one["step"] + 1:
             continue
         lengths.append(other["tokens"] - 1)
-        if not one.get("looks"):
+        if not hits[one["step"]] and not one.get("looks"):
             gaps.append(other["start"] - one["end"])
             rounds.append(other["start"] - one["start"])
     leased = sum(bool(step.get("leased")) for step in steps)

@@ -78,7 +78,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not good:
                 raise RequestError(400, f"{message}, got {getattr(self, field)!r}", field)
 
-        check(1 <= self.max_tokens <= MAX_TOKENS, "max_tokens", f"must be 1..{MAX_TOKENS}")
+        check(self.max_tokens >= 1, "max_tokens", "must be at least 1")
+        check(self.max_tokens <= MAX_TOKENS, "max_tokens", f"must be at most {MAX_TOKENS}")
         check(
             math.isfinite(self.temperature) and 0 <= self.temperature <= 100,
             "temperature",

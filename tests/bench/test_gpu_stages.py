@@ -18,14 +18,20 @@ def write(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def logs(folder: Path, chains: list[int], hits: list[bool], step_ms: float) -> None:
-    """Steps of 4 ms, 1 ms apart, that verify ``chains``; a draft with a glue pass of 2 ms."""
+def logs(
+    folder: Path, chains: list[int], hits: list[bool], step_ms: float, waited: int = -1
+) -> None:
+    """Steps of 4 ms, 1 ms apart, that verify ``chains``; a draft with a glue pass of 2 ms. The
+    round of step ``waited`` waits for the draft."""
     starts = [(5 * i) * MS for i in range(len(chains))]
     steps = [
         {"event": "verify", "step": i, "start": at, "end": at + 4 * MS, "tokens": 1 + chain}
         for i, (at, chain) in enumerate(zip(starts, chains, strict=True))
     ]
-    rounds = [{"event": "round", "step": i, "rows": [{"hit": hit}]} for i, hit in enumerate(hits)]
+    rounds = [
+        {"event": "round", "step": i, "rows": [{"hit": hit}], "waited": int(i == waited)}
+        for i, hit in enumerate(hits)
+    ]
     depths = [int((2 + step_ms * (d + 1)) * MS) for d in range(3)]
     draft = {"event": "draft", "start": 0, "backup": 0, "glue": 2 * MS, "depths": depths}
     write(folder / "target-0.jsonl", steps)
@@ -68,6 +74,16 @@ def test_a_draft_that_is_fast_enough_leaves_verification_alone(tmp_path: Path) -
     stages = read_stages(tmp_path)
     assert stages.cached_ms == pytest.approx(4.0)
     assert bound(row(3.0, 1.0), stages) == pytest.approx(1e3 * 3 / 4)
+
+
+def test_waits_for_the_draft_are_no_part_of_what_a_hit_costs(tmp_path: Path) -> None:
+    logs(tmp_path, chains=[3, 3, 3], hits=[True, True, False], step_ms=0.5, waited=1)
+    lines = [json.loads(line) for line in (tmp_path / "target-0.jsonl").read_text().splitlines()]
+    lines[2]["start"] += 3 * MS
+    write(tmp_path / "target-0.jsonl", lines)
+    stages = read_stages(tmp_path)
+    assert stages.hit_gap_us == pytest.approx(1000)
+    assert stages.hit_round_ms == pytest.approx(5)
 
 
 def test_without_a_cache_drafting_adds_to_verification(tmp_path: Path) -> None:
