@@ -15,9 +15,10 @@ from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.params import SamplingParams
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 5.0, 300.0  # seconds; a long prompt makes the first token late
-_PLAIN = ("max_tokens", "temperature", "top_p")
-_IF_SET = ("seed", "top_k", "min_p", "ignore_eos")
-"""Sent only where they differ from the default: OpenAI's own server refuses most of them."""
+_PLAIN = ("temperature", "top_p")
+_IF_SET = ("max_tokens", "seed", "top_k", "min_p", "ignore_eos")
+"""Sent only where they differ from the default: OpenAI's own server refuses most of them, and
+without a limit an answer may fill the context."""
 _DEFAULTS = SamplingParams()
 
 

@@ -59,7 +59,7 @@ class OverHttp(Asking):
         wrong: list[tuple[bytes, int]] = [
             (b"{", 400),
             (b'{"prompt": 5}', 400),
-            (b'{"prompt": "x", "tempreature": 1}', 400),
+            (b'{"prompt": "x", "temperature": "hot"}', 400),
             (b'{"prompt": "x", "model": "other"}', 404),
             (b"[" * 5000, 400),
             (b" " * 10_000_000, 413),

@@ -196,7 +196,7 @@ def test_up_names_the_shared_memory_it_needs(
     (big / "config.json").write_text(json.dumps(config | {"vocab_size": 2**34}))
     pair = ["--target", str(big), "--draft", str(big), "--set", f"run.shm_dir={shm_dir}"]
     line = refused("up", "--rule", "rejection", *pair, status=1)
-    assert "not enough shared memory: 41943" in line  # 64 sequences * 2 * k 5 * 2**34 * 4 bytes
+    assert "not enough shared memory: 20971" in line  # 64 sequences * k 5 * 2**34 * 4 bytes
     assert "MiB needed" in line
     assert list_runs(shm_dir) == []
 

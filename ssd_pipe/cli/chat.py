@@ -9,13 +9,14 @@ from contextlib import AbstractContextManager
 from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 import typer
 
 from ipc.curve import is_exposed
 from ipc.messages.client import ChatMessage
 from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.line_input import read_message
-from ssd_pipe.cli.options import sampling_options
+from ssd_pipe.cli.options import MAX_TOKENS, sampling_options
 from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
 from ssd_pipe.cli.talk import AnswerStream, Metrics, System, print_metrics, show
 from ssd_pipe.errors import ConfigError, RequestError
@@ -66,6 +67,9 @@ def chat(
     colours = show_speculation and colours_wanted()
     if colours:
         print(legend(), file=sys.stderr)
+    if url and params.max_tokens == MAX_TOKENS:
+        # A server refuses a limit that the context has no room for, where a pipeline cuts it.
+        params = msgspec.structs.replace(params, max_tokens=SamplingParams().max_tokens)
     with _server(place, url, model, api_key) as server:
         Conversation(server, params, system, metrics, colours).run()
 

@@ -132,6 +132,10 @@ config_options = expand(
 """Gives a command every configuration option, as ``source: ConfigSource``."""
 
 
+MAX_TOKENS = 256
+"""Of an answer, where nothing is said."""
+
+
 def _params(values: dict[str, Any]) -> SamplingParams:
     given = {name: value for name, value in values.items() if value is not None}
     params = SamplingParams(**{**given, "stop": tuple(given["stop"])})
@@ -146,7 +150,7 @@ def _params(values: dict[str, Any]) -> SamplingParams:
 sampling_options = expand(
     "params",
     [
-        option("max_tokens", Annotated[int, typer.Option("--max-tokens")], 256),
+        option("max_tokens", Annotated[int, typer.Option("--max-tokens")], MAX_TOKENS),
         option("temperature", Annotated[float, typer.Option(help="0 is greedy")], 0.0),
         option("top_p", Annotated[float, typer.Option("--top-p")], 1.0),
         option("top_k", Annotated[int, typer.Option("--top-k", help="0 = off")], 0),
