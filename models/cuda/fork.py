@@ -189,7 +189,8 @@ class ForkHooks:
         n = out.top_scores.shape[-1]
         if n & (n - 1):
             return  # a vocabulary smaller than the candidates asked for
-        width = triton.next_power_of_2(graph.width)
+        branches = triton.next_power_of_2(tree.width)
+        width = max(triton.next_power_of_2(graph.width), branches // n)
         to = tree.inputs
         _fork_kernel[(graph.rows,)](
             out.top_scores,
@@ -217,7 +218,7 @@ class ForkHooks:
             width,
             n,
             tree.width,
-            min(triton.next_power_of_2(tree.width), width * n),
+            branches,
             tree.steps,
             num_warps=max(1, min(8, width * n // _WARP_LANES)),
             **overlap(given["tokens"]),

@@ -271,11 +271,16 @@ def test_random_rounds_follow_the_rule() -> None:
         assert record.next == ([column[entry] for column in tokens] if found else [])
 
 
-@pytest.mark.parametrize("limits", [None, [2, 1, 0, 3]], ids=["confidence", "counts"])
-def test_the_gpu_chooses_the_branches_the_host_would(limits: list[int] | None) -> None:
-    """Two rows behind different lags; the tree's inputs are what ``GraphedDraft`` would load."""
+@pytest.mark.parametrize(
+    ("limits", "branches"), [(None, 6), ([2, 1, 0, 3], 6), (None, 200)], ids=str
+)
+def test_the_gpu_chooses_the_branches_the_host_would(
+    limits: list[int] | None, branches: int
+) -> None:
+    """Two rows behind different lags; the tree's inputs are what ``GraphedDraft`` would load,
+    whatever the last tree left there, also where there is room for more than there are."""
     rng = np.random.default_rng(5)
-    rows, width, n, branches, steps = 2, K + 1, 16, 6, 3
+    rows, width, n, steps = 2, K + 1, 16, 3
     scores = -np.sort(-rng.normal(size=(rows, width, n)) * 3).astype(np.float32)
     tokens = np.stack([[rng.permutation(90)[:n] for _ in range(width)] for _ in range(rows)])
     fed = rng.integers(0, 90, (rows, width))
@@ -307,6 +312,8 @@ def test_the_gpu_chooses_the_branches_the_host_would(limits: list[int] | None) -
     )
     for name in ("live", "context_lens"):
         tree.inputs[name] = tree.inputs[name].int()
+    for name in ("live", "context_lens", "outcomes"):
+        tree.inputs[name].fill_(1)
     output = SimpleNamespace(
         top_scores=on(scores, torch.float32),
         top_tokens=on(tokens),
