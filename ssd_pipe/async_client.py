@@ -72,7 +72,6 @@ class AsyncClient:
         self._keys = find_keys(self.endpoint, server_key, client_key)
         self._timeout = timeout
         self._period = min(1.0, timeout / 4)
-        self._clock = RunningTime(self._period)  # read by ``_watch_silence``
         self._numbers = itertools.count(1)
         self._queues: dict[str, asyncio.Queue[ServerMessage | SsdPipeError]] = {}
         self._encoder = msgspec.msgpack.Encoder()
@@ -81,7 +80,7 @@ class AsyncClient:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heard = 0.0
+        self._spoken = False  # the pipeline, since ``_watch_silence`` last looked
         self._closed = False
 
     # ------------------------------------------------------------ requests
@@ -220,7 +219,7 @@ class AsyncClient:
     async def _read(self) -> None:
         while True:
             data = await self._socket.recv()
-            self._heard = self._clock.now
+            self._spoken = True
             try:
                 message = self._decoder.decode(data)
             except msgspec.MsgspecError as error:
@@ -252,9 +251,14 @@ class AsyncClient:
 
     async def _watch_silence(self) -> None:
         """While somebody waits: ask when it is quiet, give up after ``timeout``."""
+        clock = RunningTime(self._period)
+        heard = 0.0
         while True:
             await asyncio.sleep(self._period)
-            silent = self._clock.read() - self._heard
+            now = clock.read()
+            if self._spoken:
+                heard, self._spoken = now, False
+            silent = now - heard
             if self._queues and silent > self._timeout:
                 error = f"the pipeline at {self.endpoint} has not answered for {silent:.1f} s"
                 self._fail_all(PeerLost(error))
@@ -289,7 +293,7 @@ class AsyncClient:
     def register(self, request_id: str) -> asyncio.Queue[ServerMessage | SsdPipeError]:
         """Where the answers to a message of this id will be put."""
         if not self._queues:
-            self._heard = self._clock.now  # silence counts from here
+            self._spoken = True  # silence counts from here
         queue = self._queues[request_id] = asyncio.Queue()
         return queue
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
-from ipc.messages.client import ChatMessage
+from ipc.messages.client import ChatMessage, Chunk
 from ssd_pipe.client import AsyncClient, Client, Result
 from ssd_pipe.endpoint import MAX_MESSAGE, find_endpoint
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError
@@ -270,6 +270,25 @@ def test_a_silent_pipeline_is_given_up():
             assert 0.8 <= time.monotonic() - begun < WAIT
         seen = [router.recv_multipart()[1] for _ in range(3)]
         assert any(msgspec.msgpack.decode(m)["type"] == "ask" for m in seen)
+
+
+def test_nothing_is_asked_while_an_answer_flows():
+    """Many times over the period after which a quiet pipeline is asked."""
+    context = zmq.Context.instance()
+    with context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with Client(f"tcp://127.0.0.1:{port}", timeout=1.2) as client:
+            stream = client.stream("x")
+            peer, submit = router.recv_multipart()
+            rid = msgspec.msgpack.decode(submit)["id"]
+            encoder = msgspec.msgpack.Encoder()
+            end = time.monotonic() + 2.4
+            while time.monotonic() < end:
+                router.send_multipart([peer, encoder.encode(Chunk(id=rid, text="a"))])
+                next(stream)
+                assert not router.poll(20), router.recv_multipart()[1]
+            router.send_multipart([peer, encoder.encode(Chunk(id=rid, finish_reason="stop"))])
+            assert next(stream).finish_reason == "stop"
 
 
 def test_slow_answers_are_waited_for_while_questions_are_answered(run):
