@@ -16,9 +16,8 @@ from ssd_pipe.params import SamplingParams
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 5.0, 300.0  # seconds; a long prompt makes the first token late
 _PLAIN = ("temperature", "top_p")
-_IF_SET = ("max_tokens", "seed", "top_k", "min_p", "ignore_eos")
-"""Sent only where they differ from the default: OpenAI's own server refuses most of them, and
-without a limit an answer may fill the context."""
+_IF_SET = ("seed", "top_k", "min_p", "ignore_eos")
+"""Sent only where they differ from the default: OpenAI's own server refuses most of them."""
 _DEFAULTS = SamplingParams()
 
 
@@ -29,12 +28,13 @@ class OpenAIServer:
         url: of the server, with or without the ``/v1``.
         model: as the server calls it; empty for the first one it lists.
         api_key: bearer token; empty for none.
+        limited: send ``max_tokens``; else the server's own limit counts.
 
     Raises ConfigError for a url that is none, PeerLost if nobody answers, RequestError if the
     server refuses to list its models.
     """
 
-    def __init__(self, url: str, model: str = "", api_key: str = "") -> None:
+    def __init__(self, url: str, model: str = "", api_key: str = "", limited: bool = True) -> None:
         try:
             parts = httpx.URL(url)
         except httpx.InvalidURL:
@@ -45,6 +45,7 @@ class OpenAIServer:
             parts = parts.copy_with(path="/v1")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.url = str(parts).rstrip("/")
+        self._plain = (*_PLAIN, "max_tokens") if limited else _PLAIN
         self._http = httpx.Client(
             headers=headers, timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
         )
@@ -63,7 +64,7 @@ class OpenAIServer:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        body |= {name: getattr(params, name) for name in _PLAIN}
+        body |= {name: getattr(params, name) for name in self._plain}
         for name in _IF_SET:
             if getattr(params, name) != getattr(_DEFAULTS, name):
                 body[name] = getattr(params, name)

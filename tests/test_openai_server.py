@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from ssd_pipe.openai_server import OpenAIServer
 from ssd_pipe.params import SamplingParams
 from tests.frontend_peer import Pipeline, pipeline
 from tests.http.server import PlayedFrontend, gateway_before
+from tests.pipelines import command
 from tests.text.vocabularies import byte_level
 
 HELLO = [ChatMessage("system", "be brief"), ChatMessage("user", "hi")]
@@ -51,6 +53,27 @@ def test_parameters_go_out_and_any_text_comes_back(shm_dir: Path) -> None:
     (submitted,) = played.submitted
     assert submitted.params == params
     assert submitted.messages == tuple(HELLO)
+
+
+@pytest.mark.parametrize("number", [128, 200, 256])
+def test_a_limit_is_sent_if_it_was_given_whatever_it_is(shm_dir: Path, number: int) -> None:
+    played = PlayedFrontend(shm_dir, [Chunk(id="", finish_reason="stop", metrics=METRICS)])
+    try:
+        with gateway_before(played) as (_, place):
+            for given in ([], ["--max-tokens", str(number)]):
+                told = subprocess.run(
+                    command("chat", "--url", place.url, *given),
+                    input=b"hi\n",
+                    timeout=60,
+                    check=False,
+                )
+                assert told.returncode == 0
+    finally:
+        played.close()
+    free, limited = played.submitted
+    assert limited.params.max_tokens == number
+    assert limited.must_fit  # a limit of the user's own
+    assert not free.must_fit
 
 
 @pytest.fixture

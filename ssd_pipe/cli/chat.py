@@ -9,14 +9,13 @@ from contextlib import AbstractContextManager
 from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
-import msgspec
 import typer
 
 from ipc.curve import is_exposed
 from ipc.messages.client import ChatMessage
 from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.line_input import read_message
-from ssd_pipe.cli.options import MAX_TOKENS, sampling_options
+from ssd_pipe.cli.options import Sampling, sampling_options
 from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
 from ssd_pipe.cli.talk import AnswerStream, Metrics, System, print_metrics, show
 from ssd_pipe.errors import ConfigError, RequestError
@@ -39,7 +38,7 @@ class Server(Protocol):
 @sampling_options
 @place_options
 def chat(
-    params: SamplingParams,
+    sampling: Sampling,
     place: Place,
     system: System = "",
     metrics: Metrics = False,
@@ -67,19 +66,19 @@ def chat(
     colours = show_speculation and colours_wanted()
     if colours:
         print(legend(), file=sys.stderr)
-    if url and params.max_tokens == MAX_TOKENS:
-        # A server refuses a limit that the context has no room for, where a pipeline cuts it.
-        params = msgspec.structs.replace(params, max_tokens=SamplingParams().max_tokens)
-    with _server(place, url, model, api_key) as server:
-        Conversation(server, params, system, metrics, colours).run()
+    with _server(place, url, model, api_key, sampling.limited) as server:
+        Conversation(server, sampling.params, system, metrics, colours).run()
 
 
-def _server(place: Place, url: str, model: str, api_key: str) -> AbstractContextManager[Server]:
+def _server(
+    place: Place, url: str, model: str, api_key: str, limited: bool
+) -> AbstractContextManager[Server]:
     if not url:
         return place.connect()
     from ssd_pipe.openai_server import OpenAIServer
 
-    return OpenAIServer(url, model, api_key or key_for(url))
+    # A server refuses a limit that the context has no room for, where a pipeline cuts it.
+    return OpenAIServer(url, model, api_key or key_for(url), limited)
 
 
 def key_for(url: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -136,21 +136,36 @@ MAX_TOKENS = 256
 """Of an answer, where nothing is said."""
 
 
-def _params(values: dict[str, Any]) -> SamplingParams:
+class Sampling(NamedTuple):
+    """What the sampling options say; ``limited``: --max-tokens was given."""
+
+    params: SamplingParams
+    limited: bool
+
+
+def _sampling(values: dict[str, Any]) -> Sampling:
     given = {name: value for name, value in values.items() if value is not None}
+    limited = "max_tokens" in given
+    given.setdefault("max_tokens", MAX_TOKENS)
     params = SamplingParams(**{**given, "stop": tuple(given["stop"])})
     try:
         params.validate()
     except RequestError as error:
         reason = str(error).removeprefix(f"{error.field}: ")
         raise ConfigError(f"--{error.field.replace('_', '-')}", reason) from None
-    return params
+    return Sampling(params, limited)
 
 
 sampling_options = expand(
-    "params",
+    "sampling",
     [
-        option("max_tokens", Annotated[int, typer.Option("--max-tokens")], MAX_TOKENS),
+        option(
+            "max_tokens",
+            Annotated[
+                int | None,
+                typer.Option("--max-tokens", help=f"[default: {MAX_TOKENS}, or the server's]"),
+            ],
+        ),
         option("temperature", Annotated[float, typer.Option(help="0 is greedy")], 0.0),
         option("top_p", Annotated[float, typer.Option("--top-p")], 1.0),
         option("top_k", Annotated[int, typer.Option("--top-k", help="0 = off")], 0),
@@ -160,6 +175,6 @@ sampling_options = expand(
         option("timeout", Annotated[float | None, typer.Option(help="seconds, then give up")]),
         option("stop", Annotated[list[str], typer.Option(help="stop text, repeatable")], []),
     ],
-    _params,
+    _sampling,
 )
-"""Gives a command the sampling options, as ``params: SamplingParams``."""
+"""Gives a command the sampling options, as ``sampling: Sampling``."""

@@ -10,10 +10,9 @@ import typer
 
 from ipc.messages.client import ChatMessage, Chunk, RequestMetrics
 from ssd_pipe.cli.connect import Place, place_options
-from ssd_pipe.cli.options import sampling_options
+from ssd_pipe.cli.options import Sampling, sampling_options
 from ssd_pipe.cli.statuses import INTERRUPTED_STATUS
 from ssd_pipe.errors import SsdPipeError
-from ssd_pipe.params import SamplingParams
 
 Metrics = Annotated[bool, typer.Option("--metrics", help="print the request's numbers after it")]
 System = Annotated[str, typer.Option("--system", help="system message before the first turn")]
@@ -32,7 +31,7 @@ class AnswerStream(Protocol):
 @sampling_options
 @place_options
 def generate(
-    params: SamplingParams,
+    sampling: Sampling,
     place: Place,
     prompt: Annotated[str, typer.Argument(help="what to ask; - reads standard input")],
     system: System = "",
@@ -43,6 +42,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     with place.connect() as client:
         messages = _opening(system, text)
+        params = sampling.params
         stream = client.stream(text, params) if raw else client.chat(messages, params)
         finish, numbers = show(stream)
     if metrics and numbers is not None:
