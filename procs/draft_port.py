@@ -20,14 +20,14 @@ from msgspec.structs import replace
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.doorbell import default_spin_us
 from ipc.messages.draft import DepthReady, DraftNotice, DraftPlan, DraftTimes
-from ipc.segments import open_segment
 from procs import channels
+from procs.cache_map import map_cache
 from procs.runtime import Runtime
 from procs.waiting import PEER_POLL, STUCK, Waiter
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.engine.leases import Leased
 from ssd_pipe.engine.partition import owner, with_backups
-from ssd_pipe.engine.partitioned_cache import PartitionedCache, size_bytes
+from ssd_pipe.engine.partitioned_cache import PartitionedCache
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
@@ -101,12 +101,7 @@ class DraftPort:
 
     def map_cache(self) -> PartitionedCache:
         """The speculation cache, once every worker is ready and has made its part."""
-        sizes, workers = self._sizes, len(self._names)
-        shape = (sizes.slots, sizes.branches, sizes.k)
-        segment = open_segment(
-            self._runtime.rundir.segment(channels.SPECULATION_CACHE), size_bytes(*shape, workers)
-        )
-        return PartitionedCache(segment, *shape, workers, sizes.vocab_size)
+        return map_cache(self._runtime, self._sizes)
 
     def send(self, plan: DraftPlan, leased: Leased | None = None) -> None:
         """Give the draft its part of a step, if it has one, or of a lease's first."""

@@ -7,14 +7,13 @@ import zlib
 
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.messages.target import Ahead, StepPlan, StepResult
-from ipc.segments import open_segment
-from procs import channels
+from procs.cache_map import map_cache
 from procs.placement import Threads
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.engine.ahead import follow_on
-from ssd_pipe.engine.partitioned_cache import PartitionedCache, size_bytes
+from ssd_pipe.engine.partitioned_cache import PartitionedCache
 from ssd_pipe.verification.verifier import Verifier
 
 UNTOLD = 16
@@ -80,7 +79,8 @@ class TargetSteps:
         if leave is None or self._runtime.stopping.is_set():
             return None, result
         if leave.k and self._cache is None:
-            self._cache = self._map_cache()
+            # To give leave, the scheduler has found the draft ready.
+            self._cache = map_cache(self._runtime, self._sizes)
         found = follow_on(leave, plan, result.outcomes, self._cache)
         if found is None:
             return None, result
@@ -95,15 +95,6 @@ class TargetSteps:
             found=chains,
             looked_up_ns=now,
         )
-
-    def _map_cache(self) -> PartitionedCache:
-        """The speculation cache; to give leave, the scheduler has found the draft ready."""
-        sizes, workers = self._sizes, max(1, self._runtime.config.draft_workers)
-        shape = (sizes.slots, sizes.branches, sizes.k)
-        segment = open_segment(
-            self._runtime.rundir.segment(channels.SPECULATION_CACHE), size_bytes(*shape, workers)
-        )
-        return PartitionedCache(segment, *shape, workers, sizes.vocab_size)
 
     def _tell(self) -> None:
         for plan, result in self._untold:

@@ -50,7 +50,8 @@ class Aheads:
             return None
         k = min(present.k, scheduler.longest_chain)
         reach = [min(r.limit, r.computed + len(r.chain) + k + 2) for r in requests]
-        if (present.k and not k) or not self._affordable(requests, reach):
+        tables = zip((r.table for r in requests), reach, strict=True)
+        if (present.k and not k) or not scheduler.blocks.can_set_aside(tables):
             return None
         rows = []
         for request, length in zip(requests, reach, strict=True):
@@ -73,15 +74,6 @@ class Aheads:
     def _handed_over(self, request: Request) -> bool:
         """Whether numbers would have to be agreed on for what its chains were drawn from."""
         return self._spec.rule == "rejection" and request.key.temperature > 0
-
-    def _affordable(self, requests: Sequence[Request], reach: Sequence[int]) -> bool:
-        """Whether there are blocks for so many positions without crowding anyone out."""
-        blocks = self._scheduler.blocks
-        needed = sum(
-            max(0, blocks.blocks_for(length) - len(request.table.blocks))
-            for request, length in zip(requests, reach, strict=True)
-        )
-        return needed <= blocks.num_free // 2
 
 
 def follow_on(

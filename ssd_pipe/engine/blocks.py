@@ -14,7 +14,7 @@ registered block is never written again: tokens are appended beyond it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ssd_pipe.engine.hashing import ROOT_DIGEST, block_digest
@@ -84,6 +84,12 @@ class BlockManager:
     def free_beside(self, cached_blocks: Sequence[int]) -> int:
         """Blocks that can be had now besides these registered ones."""
         return self.num_free - sum(self._refs[b] == 0 for b in cached_blocks)
+
+    def can_set_aside(self, reaches: Iterable[tuple[BlockTable, int]]) -> bool:
+        """Whether tables may grow to so many positions without crowding anyone out: they take no
+        more than half of what is free."""
+        needed = sum(max(0, self.blocks_for(reach) - len(table.blocks)) for table, reach in reaches)
+        return needed <= self.num_free // 2
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` positions take."""

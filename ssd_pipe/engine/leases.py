@@ -101,17 +101,11 @@ class Leases:
         """Rounds for which blocks can be set aside without crowding anyone out."""
         useful = max(request.room for request in requests)
         rounds = min(MAX_ROUNDS, useful)
-        spare = self._scheduler.blocks.num_free // 2
-        while rounds >= MIN_ROUNDS and self._needed(requests, rounds) > spare:
+        while rounds >= MIN_ROUNDS and not self._scheduler.blocks.can_set_aside(
+            (r.table, self._reach(r, rounds)) for r in requests
+        ):
             rounds //= 2
         return rounds
-
-    def _needed(self, requests: Sequence[Request], rounds: int) -> int:
-        blocks = self._scheduler.blocks
-        return sum(
-            max(0, blocks.blocks_for(self._reach(r, rounds)) - len(r.table.blocks))
-            for r in requests
-        )
 
     def _reach(self, request: Request, rounds: int) -> int:
         """Positions that may be written in so many rounds."""
