@@ -28,9 +28,15 @@ CUT = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 CLIENT = """
 import sys
 from ssd_pipe.client import Client
+from ssd_pipe.errors import RequestError
 with Client(sys.argv[1]) as client:
-    for chunk in client.stream("killed", max_tokens=400, ignore_eos=True):
-        print("chunk", flush=True)
+    while True:
+        try:
+            for chunk in client.stream("killed", max_tokens=400, ignore_eos=True):
+                print("chunk", flush=True)
+        except RequestError as error:
+            if error.code != 429:  # the queue is full, which is an answer
+                raise
 """
 
 
@@ -173,10 +179,12 @@ class Soak(OverHttp):
         with zmq.asyncio.Context.instance().socket(zmq.DEALER) as socket:
             socket.linger = 0
             socket.connect(self._endpoint)
-            for number in range(self._random.randrange(1, 4)):
+            requests = self._random.randrange(1, 4)
+            for number in range(requests):
                 submit = Submit(id=f"{number}", prompt="vanishing", params=LONG)
                 await socket.send(wire.encode(submit))
-            for _ in range(self._random.randrange(3)):
+            # One answer each is sure to come, also where the queue is full.
+            for _ in range(self._random.randrange(requests + 1)):
                 await socket.recv()
 
     async def bad_message(self) -> None:
