@@ -41,6 +41,10 @@ class TargetSteps:
         self._threads = threads
         self._profiler = profiler
         self._cache: PartitionedCache | None = None
+        self._next: StepPlan | None = None
+        self._leave: Ahead | None = None
+        self._queued_ns = 0  # when the step to run next was queued, 0 if it is not
+        self._begun = False  # the step after the present one is queued, under ``_leave``
         self._untold: list[tuple[StepPlan, StepResult]] = []
 
     def run(self, plan: StepPlan) -> StepPlan | None:
@@ -54,6 +58,8 @@ class TargetSteps:
             with self._profiler.step(f"verify {plan.step}"):
                 result = self._execute(plan)
             following, result = self._go_on(plan, result)
+            if following is not None and following.lease is None:
+                self._queue(following, result)
             if self._results is not None:
                 self._results.send(result)
             self._untold.append((plan, result))
@@ -63,29 +69,52 @@ class TargetSteps:
         return following
 
     def _execute(self, plan: StepPlan) -> StepResult:
-        started = time.monotonic_ns()
-        verified = self._verifier.run(plan)
+        self._begun, self._leave = False, None
+        started = self._queued_ns or time.monotonic_ns()
+        self._queued_ns = 0
+        verified = self._verifier.run(plan, lambda: self._meanwhile(plan))
         finished = time.monotonic_ns()
         return StepResult(plan.step, verified.outcomes, started, verified.forward_ns, finished)
 
-    def _go_on(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan | None, StepResult]:
-        """The next step, None if it is the scheduler's to plan; the result says so too."""
-        leave = None
-        while self._plans.waiting():
+    def _queue(self, following: StepPlan, result: StepResult) -> None:
+        """Have the GPU begin the next step before anybody hears of this one."""
+        now = result.finished_ns if self._begun else time.monotonic_ns()
+        self._queued_ns = now if self._verifier.queue(following, self._begun) else 0
+
+    def _meanwhile(self, plan: StepPlan) -> None:
+        """While a step runs on a GPU: with leave, queue the next one behind it."""
+        if not self._begun and self._plans.waiting():
+            self._hear()
+            leave = self._leave
+            self._begun = leave is not None and self._verifier.go_on(plan, leave)
+
+    def _hear(self) -> None:
+        """What the scheduler has said; the last of leaves and withdrawals counts."""
+        while self._next is None and self._plans.waiting():
             message = self._plans.recv(0)
             if isinstance(message, StepPlan):
-                return message, result
-            leave = message
+                self._next = message
+            elif message is not None:
+                self._leave = message
+
+    def _go_on(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan | None, StepResult]:
+        """The next step, None if it is the scheduler's to plan; the result says so too."""
+        if not self._begun:  # else withdrawal comes too late
+            self._hear()
+        if self._next is not None:
+            following, self._next, self._begun = self._next, None, False
+            return following, result
+        leave = self._leave
         if leave is None or self._runtime.stopping.is_set():
-            return None, result
+            return self._alone(result)
         if leave.k and self._cache is None:
             # To give leave, the scheduler has found the draft ready.
             self._cache = map_cache(self._runtime, self._sizes)
         found = follow_on(leave, plan, result.outcomes, self._cache)
         if found is None:
-            return None, result
+            return self._alone(result)
         following, chains = found
-        now = time.monotonic_ns()
+        now = result.finished_ns if self._begun else time.monotonic_ns()
         return following, StepResult(
             result.step,
             result.outcomes,
@@ -95,6 +124,11 @@ class TargetSteps:
             found=chains,
             looked_up_ns=now,
         )
+
+    def _alone(self, result: StepResult) -> tuple[None, StepResult]:
+        """The next step is the scheduler's; one that was queued is void."""
+        self._begun = False
+        return None, result
 
     def _tell(self) -> None:
         for plan, result in self._untold:

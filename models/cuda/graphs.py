@@ -27,6 +27,7 @@ from models.cuda.capture import (
 )
 from models.cuda.inputs import expand_rows
 from models.cuda.noise import choose
+from models.cuda.posting import Posting
 from models.cuda.staging import Field, Staging
 from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
 from models.kv_cache import KVCache
@@ -92,7 +93,10 @@ class StepHooks(Protocol):
 class StepGraph:
     """The graph of one bucket: R rows of W tokens, block tables of ``num_blocks`` entries.
 
-    ``inputs`` are the device tensors that a launch reads, by the names of ``fields``.
+    Attributes:
+        inputs: the device tensors that a launch reads.
+        launches: so many there were.
+        posting: their choices on the host, None if not asked for.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class StepGraph:
         num_blocks: int,
         top_n: int = 0,
         hooks: StepHooks | None = None,
+        post: bool = False,
     ) -> None:
         device, vocab = model.backend.device, model.config.vocab_size
         tokens = rows * width
@@ -149,7 +154,11 @@ class StepGraph:
             torch.empty(0, device=device),
         )
         self._shape = (rows, width, vocab)
+        self.posting = Posting(rows, width, device) if post else None
         self._launch = pool.capture(self._step, device)
+        self.launches = 0
+        if self.posting is not None:
+            self.posting.begin()
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -176,6 +185,13 @@ class StepGraph:
             out.next_scores = following_scores(logits, *noise, inputs["tokens"])
         if self._hooks is not None:
             self._hooks.tail(self)
+        if self.posting is not None:
+            self.posting.post(out.chosen, inputs, feed=self.feeds)
+
+    @property
+    def feeds(self) -> bool:
+        """Whether a launch leaves its rows' next tokens for another; hooks may leave other ones."""
+        return self.posting is not None and self._hooks is None
 
     def run(self, rows: Sequence[StepRow]) -> StepOutput:
         """Launch; does not wait. Raises ValueError if ``rows`` do not fit the bucket."""
@@ -212,7 +228,31 @@ class StepGraph:
     def launch(self) -> StepOutput:
         """Launch on the inputs as they are on the device; does not wait."""
         self._launch()
+        self.launches += 1
         return self.output
+
+    def go_on(self, held: Sequence[int], more: Sequence[Sequence[int]]) -> bool:
+        """Queue the step after the last one launched, of the token that one chooses for each row;
+        does not wait.
+
+        Args:
+            held: blocks that each row had at the last launch.
+            more: those it has besides by now.
+
+        Returns:
+            False, and does nothing, if they do not fit or this graph does not feed itself.
+        """
+        longest = max(n + len(m) for n, m in zip(held, more, strict=True))
+        if not self.feeds or longest > self.num_blocks:
+            return False
+        if any(more):
+            self._staging.wait()
+            tables = self._staging.host["tables"]
+            for i, (count, blocks) in enumerate(zip(held, more, strict=True)):
+                tables[i, count : count + len(blocks)] = blocks
+            self._staging.copy("tables")
+        self.launch()
+        return True
 
 
 class GraphRunner:
@@ -223,6 +263,7 @@ class GraphRunner:
         max_positions: most positions of a sequence.
         top_n: candidates a row, 0 = none (the draft's glue pass wants them).
         hooks: what every graph does besides.
+        post: whether graphs post their choices.
 
     Raises ConfigError if the model's backend is not the CUDA one.
     """
@@ -236,12 +277,14 @@ class GraphRunner:
         *,
         top_n: int = 0,
         hooks: StepHooks | None = None,
+        post: bool = False,
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
         if model.backend.name != "cuda":
             raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
         self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
+        self._post = post
         self._max_rows = max_rows
         self._max_blocks = -(-max_positions // kv.block_size)
         self.pool = pool or GraphPool(options)
@@ -263,7 +306,7 @@ class GraphRunner:
         key = (bucket_of(rows, self._max_rows), width, context)
         if key not in self._graphs:
             self._graphs[key] = StepGraph(
-                self._model, self._kv, self.pool, *key, self._top_n, self._hooks
+                self._model, self._kv, self.pool, *key, self._top_n, self._hooks, self._post
             )
         return self._graphs[key]
 

@@ -39,8 +39,10 @@ class Staging:
         self._copied = torch.cuda.Event() if pinned else None
         self.host: dict[str, np.ndarray] = {}
         self.tensors: dict[str, torch.Tensor] = {}
+        self._places: dict[str, slice] = {}
         for start, (name, shape, dtype) in zip(starts, fields, strict=True):
             stop = start + int(np.prod(shape)) * dtype.itemsize
+            self._places[name] = slice(start, stop)
             self.host[name] = self._bytes[start:stop].view(dtype).view(shape).numpy()
             self.tensors[name] = self._device_bytes[start:stop].view(dtype).view(shape)
 
@@ -49,9 +51,10 @@ class Staging:
         if self._copied is not None:
             self._copied.synchronize()
 
-    def copy(self) -> None:
-        """Queue the copy to the device on the current stream."""
-        self._device_bytes.copy_(self._bytes, non_blocking=True)
+    def copy(self, name: str = "") -> None:
+        """Queue the copy to the device on the current stream; with ``name`` of one field only."""
+        place = self._places[name] if name else slice(None)
+        self._device_bytes[place].copy_(self._bytes[place], non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 

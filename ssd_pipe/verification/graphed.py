@@ -6,23 +6,25 @@ the same width add in the same order whoever asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Lease
 from ipc.messages.target import StepRow as PlanRow
 from models.cuda.capture import GraphOptions
-from models.cuda.graphs import GraphRunner, StepGraph, StepOutput, StepRow
-from models.cuda.staging import Readback
+from models.cuda.graphs import GraphRunner, StepGraph, StepRow
 from models.kv_cache import KVCache
 from models.transformer import Transformer
+from ssd_pipe.errors import ResourceError
 from ssd_pipe.verification.leased import LeasedRounds
 
 Row = tuple[Sequence[int], NoiseKey, PlanRow]
 """(block table, noise key, the plan's row)"""
+
+LOOK_EVERY = 1000
+"""Looks at what a step posted between two looks at the GPU, which may have failed."""
 
 
 class GraphedSteps:
@@ -46,14 +48,14 @@ class GraphedSteps:
         leased: LeasedRounds | None = None,
     ) -> None:
         self._runner = GraphRunner(
-            model, kv, max_rows, max_positions, hooks=leased, options=options
+            model, kv, max_rows, max_positions, hooks=leased, post=True, options=options
         )
+        self._device, self._block_size = model.backend.device, kv.block_size
         self._leased = leased
         self._widths = list(widths)
         self._rows: list[Row] = []
-        self._output: StepOutput | None = None
-        self._readback = Readback(model.backend.device)
-        self._chosen = np.empty((0, 0), np.int64)
+        self._graph: StepGraph | None = None
+        self._number = 0  # of the launch that is the present step
 
     def warm_up(self) -> None:
         """Make the graphs that steps can need."""
@@ -68,13 +70,35 @@ class GraphedSteps:
         return row.sample and len(row.tokens) <= self._widths[-1]
 
     def run(self, rows: Sequence[Row]) -> None:
-        """Queue a step of rows that ``takes`` likes."""
+        """Queue a step of rows that ``takes`` likes; one that was queued ahead is void."""
         steps = _step_rows(rows)
         longest = max(len(step.tokens) for step in steps)
         width = next(w for w in self._widths if w >= longest)
-        self._rows = list(rows)
-        self._output = self._runner.run(steps, width)
-        self._chosen = self._readback.fetch("chosen", self._output.chosen)
+        graph = self._runner.graph(len(steps), width, max(len(step.blocks) for step in steps))
+        graph.run(steps)
+        self._rows, self._graph, self._number = list(rows), graph, graph.launches
+
+    def go_on(self, more: Sequence[Sequence[int]]) -> bool:
+        """Queue the step after the present one, of the one token that each row is about to get.
+
+        ``more``: blocks by row, beyond those it has. False, and nothing is queued, if that cannot
+        be. ``run`` makes it void, ``take_over`` the present one.
+        """
+        graph = self._graph
+        if graph is None or graph.launches != self._number:
+            return False
+        held = [len(blocks) for blocks, _, _ in self._rows]
+        for (_, _, row), count, blocks in zip(self._rows, held, more, strict=True):
+            if row.start + len(row.tokens) + 1 > (count + len(blocks)) * self._block_size:
+                return False
+        return graph.go_on(held, more)
+
+    def take_over(self, rows: Sequence[Row]) -> None:
+        """The step that ``go_on`` queued is the present one, of these rows. Raises RuntimeError if
+        there is none."""
+        if self._graph is None or self._graph.launches != self._number + 1:
+            raise RuntimeError("no step was queued ahead")
+        self._rows, self._number = list(rows), self._number + 1
 
     def begin_lease(self, rows: Sequence[Row], lease: Lease) -> StepGraph:
         """The graph whose launches are the rounds of a lease, its first input on the way.
@@ -94,27 +118,47 @@ class GraphedSteps:
         if self._leased is not None:
             self._leased.clear()
 
-    def choices(self) -> list[list[int]]:
+    def choices(self, meanwhile: Callable[[], None] | None = None) -> list[list[int]]:
         """The target's own tokens after each row's chain, K + 1 a row; waits for the step.
 
         They take temperature and noise into account, but no filters and no processors.
+        ``meanwhile`` is called again and again until the step has ended. Raises ResourceError if it
+        ends without a result.
         """
-        self._readback.wait()
-        table = self._chosen.tolist()
+        graph = self._graph
+        if graph is None or graph.posting is None:
+            raise RuntimeError("no step has run")
+        looks = 0
+        while True:
+            if meanwhile is not None:
+                meanwhile()
+            if graph.posting.arrived(self._number):
+                break
+            looks += 1
+            if looks % LOOK_EVERY == 0:
+                self._check(graph)
+        table = graph.posting.choices(self._number).tolist()
         return [
             table[i][len(row.tokens) - 1 - row.chain : len(row.tokens)]
             for i, (_, _, row) in enumerate(self._rows)
         ]
 
+    def _check(self, graph: StepGraph) -> None:
+        """Raises what the GPU has failed with."""
+        idle = self._device.type != "cuda" or torch.cuda.current_stream(self._device).query()
+        if idle and (graph.posting is None or not graph.posting.arrived(self._number)):
+            raise ResourceError("a step on the GPU ended without a result")
+
     def logits(self, wanted: Sequence[int]) -> torch.Tensor:
-        """float32 [sum(chain + 1), V] of the given rows, in their order."""
-        out = self._output
-        if out is None:
+        """float32 [sum(chain + 1), V] of the given rows, in their order; no step may have been
+        queued since."""
+        if self._graph is None:
             raise RuntimeError("no step has run")
+        logits = self._graph.output.logits
         parts = []
         for i in wanted:
             row = self._rows[i][2]
-            parts.append(out.logits[i, len(row.tokens) - 1 - row.chain : len(row.tokens)])
+            parts.append(logits[i, len(row.tokens) - 1 - row.chain : len(row.tokens)])
         return torch.cat(parts).float()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ipc.messages.sampling import NoiseKey
-from ipc.messages.target import RowOutcome, SeqStart, StepPlan, StepRow
+from ipc.messages.target import Ahead, RowOutcome, SeqStart, StepPlan, StepRow
 from models.kv_cache import KVCache
 from models.sequence_batch import BatchRow, build_batch
 from models.transformer import Transformer
@@ -27,7 +27,7 @@ from ssd_pipe.sampling.processors import Place, TrackedRules, chain_places, proc
 
 if TYPE_CHECKING:
     from models.cuda.graphs import StepGraph
-    from ssd_pipe.verification.graphed import GraphedSteps
+    from ssd_pipe.verification.graphed import GraphedSteps, Row
 
 Proposals = Callable[[int, int, int], torch.Tensor | None]
 """(slot, hand-over number, chain length) -> draft distributions [K, V] float32, None if lost."""
@@ -82,9 +82,16 @@ class Verifier:
         self._proposals = proposals
         self._steps = steps
         self._slots: dict[int, SlotState] = {}
+        self._queued: StepPlan | None = None
 
-    def run(self, plan: StepPlan) -> Verified:
-        """Execute one plan. Returns no outcomes on ranks other than 0."""
+    def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> Verified:
+        """Execute one plan. Returns no outcomes on ranks other than 0.
+
+        ``meanwhile`` is called again and again while a graph runs; it may call ``go_on``.
+        """
+        queued, self._queued = self._queued, None
+        if queued is plan and self._steps is not None:
+            return self._judge_graphed(self._steps, plan.rows, meanwhile)
         self._take_up(plan)
         if self._steps is None:
             return self._run_eager(plan.rows)
@@ -93,7 +100,8 @@ class Verifier:
         if not short:
             return self._run_eager(long)
         # Apart, so that a row's sums do not depend on prompts that happen to be read meanwhile.
-        graphed = self._run_graphed(self._steps, short)
+        self._steps.run(self._given(short))
+        graphed = self._judge_graphed(self._steps, short, None if long else meanwhile)
         if not long:
             return graphed
         eager = self._run_eager(long)
@@ -102,6 +110,38 @@ class Verifier:
         parts = {True: iter(graphed.outcomes), False: iter(eager.outcomes)}
         outcomes = [next(parts[self._steps.takes(row)]) for row in plan.rows if row.sample]
         return Verified(outcomes, eager.forward_ns)
+
+    def queue(self, plan: StepPlan, begun: bool = False) -> bool:
+        """Have the GPU begin what ``run`` is to be called for next; False, and nothing is done,
+        where that is not one graph. ``begun``: it is the step that ``go_on`` has queued."""
+        steps = self._steps
+        if steps is None or not all(map(steps.takes, plan.rows)):
+            return False
+        self._take_up(plan)
+        rows = self._given(plan.rows)
+        if begun:
+            steps.take_over(rows)
+        else:
+            steps.run(rows)
+        self._queued = plan
+        return True
+
+    def go_on(self, plan: StepPlan, leave: Ahead) -> bool:
+        """Queue the step after ``plan``, which is running, under ``leave`` and before its outcomes
+        are known; whether that could be. Every row must be one that decodes alone.
+
+        A row that ends after all leaves a position of KV behind that belongs to no sequence.
+        """
+        steps = self._steps
+        if steps is None or self._rule != "shared_noise" or leave.k or leave.after != plan.step:
+            return False
+        if len(leave.rows) != len(plan.rows):
+            return False
+        for row, own in zip(plan.rows, leave.rows, strict=True):
+            alone = row.sample and not row.chain and self._slots[row.slot].plain
+            if not alone or own.left < 2:
+                return False
+        return steps.go_on([own.blocks for own in leave.rows])
 
     def close(self) -> None:
         """Give up what a tensor-parallel group must outlive. No plan may follow."""
@@ -116,8 +156,7 @@ class Verifier:
         self._take_up(plan)
         if self._steps is None or plan.lease is None:
             raise RuntimeError("a lease for a target that cannot take one")
-        rows = [(self._slots[row.slot].blocks, self._slots[row.slot].key, row) for row in plan.rows]
-        return self._steps.begin_lease(rows, plan.lease)
+        return self._steps.begin_lease(self._given(plan.rows), plan.lease)
 
     def end_lease(self) -> None:
         """The rounds of a lease are over."""
@@ -149,13 +188,20 @@ class Verifier:
             return Verified([], forward_ns)
         return Verified(self._judge(hidden, sampled), forward_ns)
 
-    def _run_graphed(self, steps: GraphedSteps, rows: list[StepRow]) -> Verified:
-        """Rows with sampling of their own, or whose rule needs it, are judged on the logits."""
+    def _given(self, rows: Sequence[StepRow]) -> list[Row]:
+        """Rows as graphs want them."""
+        slots = self._slots
+        return [(slots[row.slot].blocks, slots[row.slot].key, row) for row in rows]
+
+    def _judge_graphed(
+        self, steps: GraphedSteps, rows: list[StepRow], meanwhile: Callable[[], None] | None
+    ) -> Verified:
+        """Wait for the step of ``rows`` and judge it; rows with sampling of their own, or whose
+        rule needs it, on the logits."""
         states = [self._slots[row.slot] for row in rows]
-        steps.run([(s.blocks, s.key, row) for s, row in zip(states, rows, strict=True)])
         if self._model.tp.rank:
             return Verified([], time.monotonic_ns())
-        choices = steps.choices()
+        choices = steps.choices(meanwhile)
         forward_ns = time.monotonic_ns()
         chosen = self._rule == "shared_noise"
         apart = [i for i, s in enumerate(states) if not chosen or not s.plain]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 import torch
 
 from ipc.messages.sampling import NoiseKey
+from ipc.messages.target import Ahead, RowAhead, SeqStart, StepPlan
+from ipc.messages.target import StepRow as StepPlanRow
+from ipc.rundir import RunDir
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.backends.reference import ReferenceBackend
 from models.batch import ForwardBatch
@@ -33,6 +37,7 @@ from ssd_pipe.sampling.filters import RowSampling
 from tests.models import graph_ranks
 from tests.models.interpreter import accept_scalars_of_numpy_2_4
 from tests.models.tiny import make_tiny, perturbed, random_tokens
+from tests.procs.test_target_steps import Desk
 from tests.rounds.local_pipeline import LocalPipeline
 
 BLOCK, BLOCKS = 4, 40
@@ -281,6 +286,65 @@ def test_steps_equal_the_reference_and_its_sampler(tmp_path: Path) -> None:
     assert torch.equal(kv.keys[0][untouched], before[0][untouched])
     with pytest.raises(ValueError, match="row 0"):
         runner.run([StepRow(tables[2], 11, [1, 2])])
+
+
+def test_steps_queued_before_their_tokens_are_known_choose_the_same(tmp_path: Path) -> None:
+    """Rows that cross into new blocks, alone and beside another; then a step queued in vain."""
+    folder = make_tiny(tmp_path, "llama", **SMALL)
+    keys = [NoiseKey(), NoiseKey(6, 1.0)]
+    texts = [random_tokens(1, 33, 1), random_tokens(1, 33, 2)]
+
+    def decoded(ahead: bool) -> list[list[int]]:
+        verifier = LocalPipeline(
+            "ar", folder, folder, graph_config(), backend=backend(PLAIN), graphs=True
+        ).verifier
+        said: list[list[int]] = [[], []]
+        rows = [StepPlanRow(i, 0, text, 0, True, [2 * i]) for i, text in enumerate(texts)]
+        plan = StepPlan(1, rows, [SeqStart(i, i, key) for i, key in enumerate(keys)])
+        for step in range(2, 8):
+            more = [[2 * i + 1] if step == 5 else [] for i in range(2)]
+            leave = Ahead(step - 1, rows=[RowAhead(0, 9, [], blocks) for blocks in more])
+            queued: list[bool] = []
+            ask = partial(lambda p, a, q: q.append(verifier.go_on(p, a)), plan, leave, queued)
+            outcomes = verifier.run(plan, ask if ahead else None).outcomes
+            assert not ahead or queued == [True]
+            for tokens, outcome in zip(said, outcomes, strict=True):
+                tokens.append(outcome.token)
+            rows = [StepPlanRow(i, step - 1, [said[i][-1]], 0, True, more[i]) for i in range(2)]
+            plan = StepPlan(step, rows)
+            if ahead and step < 7:
+                assert verifier.queue(plan, begun=True)
+        # The rows end; what is queued is void, and their blocks are another's.
+        other = StepPlanRow(1, 0, texts[0], 0, True, [3, 2])
+        plan = StepPlan(8, [other], [SeqStart(2, 1, keys[0])], drop=[0, 1])
+        for start in range(1, 5):
+            token = verifier.run(plan).outcomes[0].token
+            said[0].append(token)
+            plan = StepPlan(8 + start, [StepPlanRow(1, start, [token], 0, True, [])])
+        return said
+
+    planned = decoded(ahead=False)
+    assert decoded(ahead=True) == planned
+    assert planned[0][:4] == planned[0][6:]
+
+
+def test_a_target_on_graphs_goes_on_before_it_knows_its_tokens(tmp_path: Path) -> None:
+    with RunDir.create(tmp_path, "r") as rundir:
+        folder = make_tiny(tmp_path, "llama", **SMALL)
+        desk = Desk(folder, rundir, backend=backend(PLAIN), graphs=True)
+        token = desk.begin().outcomes[0].token
+        planned = [desk.decode(2, 3, token)[0]]
+        planned += desk.decode(3, 4, planned[0].outcomes[0].token)
+        desk.allow(after=2)
+        both = desk.decode(2, 3, token)
+        assert [result.step for result in both] == [2, 3]
+        assert [r.outcomes for r in both] == [r.outcomes for r in planned]
+        desk.allow(after=2, stops=[planned[0].outcomes[0].token])
+        assert len(desk.decode(2, 3, token)) == 1  # the next one was queued in vain
+        assert desk.decode(3, 4, planned[0].outcomes[0].token)[0].outcomes == planned[1].outcomes
+        desk.allow(after=2)
+        desk.plans.send(Ahead(2))
+        assert len(desk.decode(2, 3, token)) == 1
 
 
 def test_tree_equals_branches_run_one_by_one(tmp_path: Path) -> None:

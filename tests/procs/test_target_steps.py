@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -29,7 +30,7 @@ PROMPT = [5, 9, 3]
 class Desk:
     """The scheduler's end of the channels, and the target's steps."""
 
-    def __init__(self, model: Path, rundir: RunDir) -> None:
+    def __init__(self, model: Path, rundir: RunDir, **how: Any) -> None:
         config = config_from_mapping(
             {
                 "mode": "ar",
@@ -42,7 +43,7 @@ class Desk:
         self.stopping = runtime.stopping
         self.plans = TypedSender.open(runtime, "plans", StepPlan | Ahead)
         self.results = TypedReceiver.open(runtime, "results", StepResult)
-        verifier = LocalPipeline("ar", model, model, config).verifier
+        verifier = LocalPipeline("ar", model, model, config, **how).verifier
         self.steps = TargetSteps(
             runtime,
             dimensions(config),

@@ -1,0 +1,115 @@
+"""What a step chose, written by its graph to memory that the host reads.
+
+A copy queued behind the graph and a wait for the stream cost tens of microseconds between two
+steps; here the last kernel stores the tokens, then the launch's number, in pinned memory, and the
+host looks at the number. Where rows decode one token at a time the same kernel makes the choices
+the next launch's inputs, so that it can be queued before anybody has read them.
+"""
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from models.cuda.overlap import after_previous, overlap
+from models.cuda.rounds import _release
+
+KEPT = 2
+"""Launches whose choices are kept: the one awaited and one queued behind it."""
+_HEAD = 2  # words before the choices; keeps them aligned
+
+_KEPT, _FIRST = tl.constexpr(KEPT), tl.constexpr(_HEAD)
+
+
+@triton.jit
+def _post_kernel(
+    chosen,
+    tokens,
+    starts,
+    counts,
+    ended,
+    words,
+    ROWS: tl.constexpr,
+    ROWS_P: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHOICES_P: tl.constexpr,
+    FEED: tl.constexpr,
+    DEVICE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    number = tl.load(ended) + 1
+    box = words + (number % _KEPT) * (_FIRST + ROWS * WIDTH)
+    i = tl.arange(0, CHOICES_P)
+    inside = i < ROWS * WIDTH
+    tl.store(box + _FIRST + i, tl.load(chosen + i, mask=inside), mask=inside)
+    _release(DEVICE)
+    tl.store(box, number)
+    tl.store(ended, number)
+    if FEED:
+        row = tl.arange(0, ROWS_P)
+        count = tl.load(counts + row, mask=row < ROWS, other=0)
+        live = count > 0
+        said = tl.load(chosen + row * WIDTH + count - 1, mask=live)
+        tl.store(tokens + row * WIDTH, said, mask=live)
+        start = tl.load(starts + row, mask=live)
+        tl.store(starts + row, start + count, mask=live)
+        tl.debug_barrier()
+        tl.store(counts + row, tl.full((ROWS_P,), 1, tl.int32), mask=live)
+
+
+class Posting:
+    """The choices of one graph's launches, as the host sees them.
+
+    Launches have numbers from 1 on; they run in order, and those of the last two are kept.
+    """
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self._shape = (rows, width)
+        pinned = device.type == "cuda"
+        size = (KEPT, _HEAD + rows * width)
+        self._words = torch.zeros(size, dtype=torch.int64, pin_memory=pinned)
+        self._host: np.ndarray = self._words.numpy()
+        self._ended = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def post(self, chosen: torch.Tensor, inputs: dict[str, torch.Tensor], feed: bool) -> None:
+        """The end of a launch.
+
+        Args:
+            chosen: int64 [R, W].
+            inputs: "tokens" int64 [R, W], "starts" int64 [R], "counts" int32 [R].
+            feed: make the choice after each row's last token the one token of its next step.
+        """
+        rows, width = self._shape
+        _post_kernel[(1,)](
+            chosen,
+            inputs["tokens"],
+            inputs["starts"],
+            inputs["counts"],
+            self._ended,
+            self._words,
+            rows,
+            triton.next_power_of_2(rows),
+            width,
+            triton.next_power_of_2(rows * width),
+            feed,
+            num_warps=1,
+            DEVICE=chosen.is_cuda,
+            **overlap(chosen),
+        )
+
+    def begin(self) -> None:
+        """Count launches from here; none may be under way."""
+        self._ended.zero_()
+        self._host[:, 0] = 0
+
+    def arrived(self, number: int) -> bool:
+        """Whether launch ``number`` has ended."""
+        return bool(self._host[number % KEPT, 0] == number)
+
+    def choices(self, number: int) -> np.ndarray:
+        """int64 [R, W] of launch ``number``, which has arrived; overwritten by the next but one."""
+        return self._host[number % KEPT, _HEAD:].reshape(self._shape)
