@@ -97,6 +97,8 @@ class StepGraph:
         inputs: the device tensors that a launch reads.
         launches: so many there were.
         posting: their choices on the host, None if not asked for.
+        successor: the graph that gets the rows' next tokens, as inputs of one token a row; itself,
+            or one of the same rows and blocks. None if nobody does.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class StepGraph:
         top_n: int = 0,
         hooks: StepHooks | None = None,
         post: bool = False,
+        successor: StepGraph | None = None,
     ) -> None:
         device, vocab = model.backend.device, model.config.vocab_size
         tokens = rows * width
@@ -155,6 +158,9 @@ class StepGraph:
         )
         self._shape = (rows, width, vocab)
         self.posting = Posting(rows, width, device) if post else None
+        self.successor: StepGraph | None = None
+        if post and hooks is None:  # hooks may write inputs of their own
+            self.successor = successor or self
         self._launch = pool.capture(self._step, device)
         self.launches = 0
         if self.posting is not None:
@@ -186,12 +192,8 @@ class StepGraph:
         if self._hooks is not None:
             self._hooks.tail(self)
         if self.posting is not None:
-            self.posting.post(out.chosen, inputs, feed=self.feeds)
-
-    @property
-    def feeds(self) -> bool:
-        """Whether a launch leaves its rows' next tokens for another; hooks may leave other ones."""
-        return self.posting is not None and self._hooks is None
+            following = None if self.successor is None else self.successor.inputs
+            self.posting.post(out.chosen, inputs, following)
 
     def run(self, rows: Sequence[StepRow]) -> StepOutput:
         """Launch; does not wait. Raises ValueError if ``rows`` do not fit the bucket."""
@@ -231,28 +233,35 @@ class StepGraph:
         self.launches += 1
         return self.output
 
-    def go_on(self, held: Sequence[int], more: Sequence[Sequence[int]]) -> bool:
+    def go_on(self, held: Sequence[int], more: Sequence[Sequence[int]] = ()) -> StepGraph | None:
         """Queue the step after the last one launched, of the token that one chooses for each row;
         does not wait.
 
+        A successor other than this graph must have been loaded with the rows before that launch;
+        of what it was loaded with, all but token and position counts.
+
         Args:
             held: blocks that each row had at the last launch.
-            more: those it has besides by now.
+            more: those it has besides by now; empty if none has any.
 
         Returns:
-            False, and does nothing, if they do not fit or this graph does not feed itself.
+            The graph launched; None, and nothing is done, if the blocks do not fit or there is no
+            successor.
         """
+        more = more or [[]] * len(held)
         longest = max(n + len(m) for n, m in zip(held, more, strict=True))
-        if not self.feeds or longest > self.num_blocks:
-            return False
+        following = self.successor
+        if following is None or longest > following.num_blocks:
+            return None
         if any(more):
-            self._staging.wait()
-            tables = self._staging.host["tables"]
+            staging = following._staging
+            staging.wait()
+            tables = staging.host["tables"]
             for i, (count, blocks) in enumerate(zip(held, more, strict=True)):
                 tables[i, count : count + len(blocks)] = blocks
-            self._staging.copy("tables")
-        self.launch()
-        return True
+            staging.copy("tables")
+        following.launch()
+        return following
 
 
 class GraphRunner:
@@ -264,6 +273,7 @@ class GraphRunner:
         top_n: candidates a row, 0 = none (the draft's glue pass wants them).
         hooks: what every graph does besides.
         post: whether graphs post their choices.
+        narrow: the successor of a graph is the one of width 1.
 
     Raises ConfigError if the model's backend is not the CUDA one.
     """
@@ -278,13 +288,14 @@ class GraphRunner:
         top_n: int = 0,
         hooks: StepHooks | None = None,
         post: bool = False,
+        narrow: bool = False,
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
         if model.backend.name != "cuda":
             raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
         self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
-        self._post = post
+        self._post, self._narrow = post, narrow
         self._max_rows = max_rows
         self._max_blocks = -(-max_positions // kv.block_size)
         self.pool = pool or GraphPool(options)
@@ -305,8 +316,16 @@ class GraphRunner:
         context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
         key = (bucket_of(rows, self._max_rows), width, context)
         if key not in self._graphs:
+            successor = self.graph(rows, 1, blocks) if self._narrow and width > 1 else None
             self._graphs[key] = StepGraph(
-                self._model, self._kv, self.pool, *key, self._top_n, self._hooks, self._post
+                self._model,
+                self._kv,
+                self.pool,
+                *key,
+                self._top_n,
+                self._hooks,
+                self._post,
+                successor,
             )
         return self._graphs[key]
 

@@ -2,8 +2,8 @@
 
 A copy queued behind the graph and a wait for the stream cost tens of microseconds between two
 steps; here the last kernel stores the tokens, then the launch's number, in pinned memory, and the
-host looks at the number. Where rows decode one token at a time the same kernel makes the choices
-the next launch's inputs, so that it can be queued before anybody has read them.
+host looks at the number. The same kernel can make the choices the inputs of another launch, so that
+rows that decode one token at a time are queued before anybody has read their tokens.
 """
 # mypy: allow-untyped-defs
 
@@ -27,16 +27,18 @@ _KEPT, _FIRST = tl.constexpr(KEPT), tl.constexpr(_HEAD)
 @triton.jit
 def _post_kernel(
     chosen,
-    tokens,
     starts,
     counts,
+    to_tokens,
+    to_starts,
+    to_counts,
     ended,
     words,
     ROWS: tl.constexpr,
     ROWS_P: tl.constexpr,
     WIDTH: tl.constexpr,
     CHOICES_P: tl.constexpr,
-    FEED: tl.constexpr,
+    TO_WIDTH: tl.constexpr,
     DEVICE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -49,16 +51,16 @@ def _post_kernel(
     _release(DEVICE)
     tl.store(box, number)
     tl.store(ended, number)
-    if FEED:
+    if TO_WIDTH:
         row = tl.arange(0, ROWS_P)
         count = tl.load(counts + row, mask=row < ROWS, other=0)
         live = count > 0
         said = tl.load(chosen + row * WIDTH + count - 1, mask=live)
-        tl.store(tokens + row * WIDTH, said, mask=live)
         start = tl.load(starts + row, mask=live)
-        tl.store(starts + row, start + count, mask=live)
         tl.debug_barrier()
-        tl.store(counts + row, tl.full((ROWS_P,), 1, tl.int32), mask=live)
+        tl.store(to_tokens + row * TO_WIDTH, said, mask=live)
+        tl.store(to_starts + row, start + count, mask=live)
+        tl.store(to_counts + row, tl.full((ROWS_P,), 1, tl.int32), mask=live)
 
 
 class Posting:
@@ -75,27 +77,36 @@ class Posting:
         self._host: np.ndarray = self._words.numpy()
         self._ended = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def post(self, chosen: torch.Tensor, inputs: dict[str, torch.Tensor], feed: bool) -> None:
+    def post(
+        self,
+        chosen: torch.Tensor,
+        inputs: dict[str, torch.Tensor],
+        following: dict[str, torch.Tensor] | None,
+    ) -> None:
         """The end of a launch.
 
         Args:
             chosen: int64 [R, W].
             inputs: "tokens" int64 [R, W], "starts" int64 [R], "counts" int32 [R].
-            feed: make the choice after each row's last token the one token of its next step.
+            following: inputs of which the choice after each row's last token becomes the one token
+                of the row, int64 [R, W'], [R] and int32 [R]; may be the same. None for no such.
         """
         rows, width = self._shape
+        to = inputs if following is None else following
         _post_kernel[(1,)](
             chosen,
-            inputs["tokens"],
             inputs["starts"],
             inputs["counts"],
+            to["tokens"],
+            to["starts"],
+            to["counts"],
             self._ended,
             self._words,
             rows,
             triton.next_power_of_2(rows),
             width,
             triton.next_power_of_2(rows * width),
-            feed,
+            0 if following is None else to["tokens"].shape[1],
             num_warps=1,
             DEVICE=chosen.is_cuda,
             **overlap(chosen),

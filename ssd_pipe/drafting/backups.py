@@ -49,7 +49,8 @@ def draft_backups(
                 feeds.append((trunk, len(trunk.tokens) + len(chain) - 1, chain[-1:], 0))
             else:
                 feeds.append(row.feed())
-        tokens, q = passes.next_tokens(feeds, [row.chain for row in drafting])
+        again = all(len(row.chain) + 1 < row.plan.backup for row in drafting)
+        tokens, q = passes.next_tokens(feeds, [row.chain for row in drafting], again)
         still = []
         for i, row in enumerate(drafting):
             plan, _, chain = row

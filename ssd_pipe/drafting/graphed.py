@@ -16,13 +16,14 @@ import torch
 
 from models.cuda.capture import GraphOptions, GraphPool
 from models.cuda.fork import ForkHooks, ForkRow, able
-from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.graphs import GraphRunner
 from models.cuda.staging import Mark, Readback
 from models.cuda.tree import LeasedTree, TreeGraph, TreeHooks, TreeInputs, TreeRunner
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.drafting.candidates import TOP_CANDIDATES, ChainScores
+from ssd_pipe.drafting.graphed_chains import STUCK, GraphedChains, step_rows
 from ssd_pipe.drafting.tree import Branches, Tree
 from ssd_pipe.drafting.trunk import Feed, Trunk
 from ssd_pipe.errors import ResourceError
@@ -31,7 +32,6 @@ from ssd_pipe.sampling.noise import SHARED, row_keys
 AHEAD_BYTES = 200e6
 """Weights up to which a step of the tree is launched before the last one's tokens are looked at. A
 larger draft's steps take long enough to be worth leaving out when the outcome has come."""
-STUCK = 60.0  # seconds a step of the tree may take
 
 
 @dataclass(slots=True)
@@ -93,6 +93,9 @@ class GraphedDraft:
         max_positions: most positions of a sequence.
         vocab: propose among the first so many tokens only, 0 = all.
         hooks: publish the branches of leased rounds.
+
+    Attributes:
+        chains: passes of one token a row.
     """
 
     def __init__(
@@ -113,7 +116,7 @@ class GraphedDraft:
         self._readback = Readback(model.backend.device)
         self._glue_width = spec.k + 1
         self._ahead = int(model.weight_bytes <= AHEAD_BYTES)
-        self._backup = GraphRunner(model, kv, max_rows, max_positions, pool=pool)
+        self.chains = GraphedChains(model, kv, spec.k + 1, max_rows, max_positions, pool)
         self._trees = TreeRunner(
             model,
             kv,
@@ -144,7 +147,7 @@ class GraphedDraft:
 
     def warm_up(self, trees: bool) -> None:
         """Make the graphs that rounds can need; ``trees`` and what goes with them only for ssd."""
-        self._backup.warm_up((1, self._glue_width))
+        self.chains.warm_up()
         if trees:
             self._trees.warm_up()
             self._glue.warm_up((self._glue_width,))
@@ -162,28 +165,6 @@ class GraphedDraft:
             for trunk in trunks
         )
 
-    def logits(self, feeds: Sequence[Feed]) -> torch.Tensor | None:
-        """Feed rows; float32 [L, V] of the tokens from each row's fourth entry on, in order. None
-        if a row is too long for a graph."""
-        longest = max(len(tokens) for _, _, tokens, _ in feeds)
-        if longest > self._glue_width:
-            return None
-        out = self._backup.run(_step_rows(feeds), 1 if longest == 1 else self._glue_width)
-        parts = [
-            out.logits[i, first : len(tokens)] for i, (_, _, tokens, first) in enumerate(feeds)
-        ]
-        return torch.cat(parts).float()
-
-    def next_tokens(self, feeds: Sequence[Feed]) -> list[int] | None:
-        """Feed rows and choose the token after each; None if they are too long for a graph."""
-        longest = max(len(tokens) for _, _, tokens, _ in feeds)
-        if longest > self._glue_width:
-            return None
-        out = self._backup.run(_step_rows(feeds), 1 if longest == 1 else self._glue_width)
-        chosen = self._readback.fetch("chosen", out.chosen)
-        self._readback.wait()
-        return [int(chosen[i, len(tokens) - 1]) for i, (_, _, tokens, _) in enumerate(feeds)]
-
     def candidates(self, feeds: Sequence[Feed]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """The glue pass: what ``draft_choice.fork_candidates`` gives for the fed tokens from each
         row's fourth entry on; None if a row is too long for a graph."""
@@ -193,7 +174,7 @@ class GraphedDraft:
             blocks = max(len(trunk.table.blocks) for trunk, *_ in feeds)
             self._trees.graph(len(feeds), blocks)  # the glue graph, if it is new, asks for it
             self._fork.disarm()
-        out = self._glue.run(_step_rows(feeds), self._glue_width)
+        out = self._glue.run(step_rows(feeds), self._glue_width)
         if out.top_tokens is None or out.top_scores is None or out.next_scores is None:
             raise RuntimeError("the glue graph keeps no candidates")
         tokens = self._readback.fetch("tokens", out.top_tokens)
@@ -233,7 +214,7 @@ class GraphedDraft:
         glue = self._glue.graph(len(feeds), self._glue_width, blocks)
         tree.prepare(lease, tables, [trunk.key.temperature for trunk, *_ in feeds])
         self._fork.arm([ForkRow(*choice) for choice in choices])
-        glue.load(_step_rows(feeds))
+        glue.load(step_rows(feeds))
         out = glue.launch()
         if out.top_tokens is None or out.top_scores is None or out.next_scores is None:
             raise RuntimeError("the glue graph keeps no candidates")
@@ -386,10 +367,3 @@ class GraphedDraft:
                 return None
             if time.monotonic() > deadline:
                 raise ResourceError(f"no tokens from the GPU within {STUCK:.0f} s")
-
-
-def _step_rows(feeds: Sequence[Feed]) -> list[StepRow]:
-    return [
-        StepRow(trunk.table.blocks, start, tokens, trunk.key.seed, trunk.key.temperature)
-        for trunk, start, tokens, _ in feeds
-    ]

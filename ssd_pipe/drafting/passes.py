@@ -86,11 +86,14 @@ class DraftPasses:
         """One pass of the model -> hidden [L, H]."""
         return self._model.forward(batch, self._kv)
 
-    def next_tokens(self, feeds: Sequence[Feed], chains: Sequence[list[int]]) -> Proposed:
-        """Feed rows and choose the token after each; ``chains`` are theirs so far."""
+    def next_tokens(
+        self, feeds: Sequence[Feed], chains: Sequence[list[int]], again: bool = False
+    ) -> Proposed:
+        """Feed rows and choose the token after each; ``chains`` are theirs so far. ``again``: the
+        next pass feeds the same rows what they get now."""
         graphs = self.choosing([trunk for trunk, *_ in feeds])
         if graphs is not None:
-            tokens = graphs.next_tokens(feeds)
+            tokens = graphs.chains.next_tokens(feeds, again)
             if tokens is not None:
                 mark_fed(feeds)
                 return tokens, None
@@ -151,7 +154,7 @@ class DraftPasses:
 
     def _graph_logits(self, feeds: Sequence[Feed]) -> torch.Tensor | None:
         """``feed`` and ``_logits`` on a graph; None, with nothing fed, where there is none."""
-        logits = None if self.graphs is None else self.graphs.logits(feeds)
+        logits = None if self.graphs is None else self.graphs.chains.logits(feeds)
         if logits is not None:
             mark_fed(feeds)
         return logits

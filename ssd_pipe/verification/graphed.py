@@ -91,7 +91,7 @@ class GraphedSteps:
         for (_, _, row), count, blocks in zip(self._rows, held, more, strict=True):
             if row.start + len(row.tokens) + 1 > (count + len(blocks)) * self._block_size:
                 return False
-        return graph.go_on(held, more)
+        return graph.go_on(held, more) is not None
 
     def take_over(self, rows: Sequence[Row]) -> None:
         """The step that ``go_on`` queued is the present one, of these rows. Raises RuntimeError if
