@@ -29,7 +29,7 @@ from ssd_pipe.leased_rounds import unsupported
 
 if TYPE_CHECKING:  # Triton is not everywhere
     from models.cuda.ipc_memory import DeviceMemory
-    from models.cuda.rounds import RoundTables
+    from models.cuda.rounds.tables import RoundTables
 
 OFFER, ANSWER = "leased-rounds.offer", "leased-rounds.answer"
 FACT = "leased_rounds"
@@ -82,7 +82,8 @@ class TargetLink:
 
     def _offer(self, sizes: Dimensions) -> None:
         from models.cuda.ipc_memory import DeviceMemory, device_uuid, register_host
-        from models.cuda.rounds import RoundTables, table_words
+        from models.cuda.rounds.layout import table_words
+        from models.cuda.rounds.tables import RoundTables
 
         runtime, slots, k = self._runtime, sizes.slots, sizes.k
         records = RoundRecords.create(runtime.rundir.segment(channels.RECORDS), slots, k)
@@ -138,7 +139,7 @@ class TargetLink:
             return
         if self._clock_at and now - self._clock_at < CLOCK_AGE:
             return
-        from models.cuda.rounds import write_clock
+        from models.cuda.rounds.clock import write_clock
 
         control, offsets = self.records.control, []
         mark = self.tables.control[CLOCK_MARK : CLOCK_MARK + 1]
@@ -182,7 +183,7 @@ class DraftLink:
         self, runtime: Runtime, sizes: Dimensions, device: torch.device, offer: _Word
     ) -> None:
         from models.cuda.ipc_memory import DeviceMemory
-        from models.cuda.rounds import RoundTables
+        from models.cuda.rounds.tables import RoundTables
 
         memory = DeviceMemory.open(offer.handle, offer.nbytes, device)
         place = _place(offer.nbytes)

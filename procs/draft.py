@@ -244,7 +244,7 @@ def _graphs(
 
     hooks = None
     if link is not None and link.tables is not None:
-        from models.cuda.rounds import TreePublisher
+        from models.cuda.rounds.publish import TreePublisher
 
         hooks = TreePublisher(link.tables)
     graphs = GraphedDraft(

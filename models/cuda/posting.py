@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from models.cuda.device import release
 from models.cuda.overlap import after_previous, overlap
-from models.cuda.rounds import _release
 
 KEPT = 2
 """Launches whose choices are kept: the one awaited and one queued behind it."""
@@ -48,7 +48,7 @@ def _post_kernel(
     i = tl.arange(0, CHOICES_P)
     inside = i < ROWS * WIDTH
     tl.store(box + _FIRST + i, tl.load(chosen + i, mask=inside), mask=inside)
-    _release(DEVICE)
+    release(DEVICE)
     tl.store(box, number)
     tl.store(ended, number)
     if TO_WIDTH:

@@ -13,9 +13,11 @@ import torch
 
 from ipc.messages.target import Lease
 from ipc.round_records import ROUNDS
-from models.cuda import rounds
 from models.cuda.graphs import StepGraph
-from models.cuda.rounds import RoundTables
+from models.cuda.rounds import layout
+from models.cuda.rounds.gate import gate
+from models.cuda.rounds.settle import settle
+from models.cuda.rounds.tables import RoundTables
 from models.cuda.staging import Field, Staging
 
 
@@ -30,8 +32,8 @@ class LeasedRounds:
     def __init__(self, tables: RoundTables, device: torch.device, synthetic: bool) -> None:
         self._tables, self._synthetic = tables, synthetic
         fields = [
-            Field("rows", (tables.max_rows, rounds.STATE_WORDS), torch.int64),
-            Field("lease", (rounds.LEASE_WORDS,), torch.int64),
+            Field("rows", (tables.max_rows, layout.STATE_WORDS), torch.int64),
+            Field("lease", (layout.LEASE_WORDS,), torch.int64),
             Field("draws", (ROUNDS, tables.max_rows), torch.int64),
         ]
         self._staging = Staging(fields, device)
@@ -40,12 +42,13 @@ class LeasedRounds:
         state = self._staging.tensors
         tokens, counts = graph.inputs["tokens"], graph.inputs["counts"]
         if graph.width == self._tables.k + 1:
-            self._tables.gate(tokens, counts, state["rows"], state["lease"])
+            gate(self._tables, tokens, counts, state["rows"], state["lease"])
 
     def tail(self, graph: StepGraph) -> None:
         state = self._staging.tensors
         if graph.width == self._tables.k + 1:
-            self._tables.settle(
+            settle(
+                self._tables,
                 graph.output.chosen,
                 graph.inputs,
                 state["rows"],
@@ -59,19 +62,19 @@ class LeasedRounds:
         self._staging.wait()
         host = self._staging.host
         host["rows"].fill(0)
-        host["lease"][rounds.WAITS] = lease.waits
-        host["lease"][rounds.PATIENCE] = lease.patience_us * 1000
-        host["lease"][rounds.BACKUP_PATIENCE] = lease.backup_patience_us * 1000
-        host["lease"][rounds.FIRST] = lease.first
+        host["lease"][layout.WAITS] = lease.waits
+        host["lease"][layout.PATIENCE] = lease.patience_us * 1000
+        host["lease"][layout.BACKUP_PATIENCE] = lease.backup_patience_us * 1000
+        host["lease"][layout.FIRST] = lease.first
         for i, (row, slot) in enumerate(zip(lease.rows, slots, strict=True)):
             state = host["rows"][i]
-            state[rounds.MODE] = rounds.RUN
-            state[rounds.AT] = lease.first
-            state.view(np.uint64)[rounds.HASH] = row.prefix_hash
-            state[rounds.LEFT] = row.left
-            state[rounds.SLOT] = slot
-            state[rounds.STATE_HEAD :] = -1
-            state[rounds.STATE_HEAD : rounds.STATE_HEAD + len(row.stop_ids)] = row.stop_ids
+            state[layout.MODE] = layout.RUN
+            state[layout.AT] = lease.first
+            state.view(np.uint64)[layout.HASH] = row.prefix_hash
+            state[layout.LEFT] = row.left
+            state[layout.SLOT] = slot
+            state[layout.STATE_HEAD :] = -1
+            state[layout.STATE_HEAD : layout.STATE_HEAD + len(row.stop_ids)] = row.stop_ids
             host["draws"][: len(row.draws), i] = row.draws
         self._staging.copy()
 

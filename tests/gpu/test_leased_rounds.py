@@ -27,7 +27,7 @@ if find_spec("triton") is None:
 
 from ipc.segments import Segment
 from models.cuda.ipc_memory import DeviceMemory, register_host, unregister_host
-from models.cuda.rounds import write_clock
+from models.cuda.rounds.clock import write_clock
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError
 from ssd_pipe.params import SamplingParams
 from tests.models.tiny import perturbed

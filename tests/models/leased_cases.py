@@ -10,7 +10,7 @@ import torch
 from ipc import round_records as rr
 from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Lease, RowLease
-from models.cuda import rounds
+from models.cuda.rounds import layout
 from ssd_pipe.config import config_from_mapping
 from ssd_pipe.verification.leased import LeasedRounds
 from tests.models.leased_kernel_cases import *  # noqa: F403
@@ -73,9 +73,9 @@ def test_leases_load_what_the_kernels_read() -> None:
     row = RowLease(prefix_hash=2**64 - 1, left=9, stop_ids=[3, 5], draws=[4, 1])
     leased.load(Lease(11, 2, 5, 7, 8, [row, RowLease(1, 2)]), [3, 0])
     state = leased._staging.tensors
-    assert state["rows"][0].tolist()[:5] == [rounds.RUN, 11, -1, 9, 3]
-    assert state["rows"][0].tolist()[rounds.STATE_HEAD :] == [3, 5] + [-1] * (rr.MAX_STOPS - 2)
-    assert state["rows"][1].tolist()[:5] == [rounds.RUN, 11, 1, 2, 0]
+    assert state["rows"][0].tolist()[:5] == [layout.RUN, 11, -1, 9, 3]
+    assert state["rows"][0].tolist()[layout.STATE_HEAD :] == [3, 5] + [-1] * (rr.MAX_STOPS - 2)
+    assert state["rows"][1].tolist()[:5] == [layout.RUN, 11, 1, 2, 0]
     assert state["lease"].tolist()[:4] == [5, 7000, 8000, 11]
     assert state["draws"][:2, 0].tolist() == [4, 1]
     leased.clear()

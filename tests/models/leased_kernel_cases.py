@@ -12,9 +12,12 @@ import torch
 
 from ipc import round_records as rr
 from ipc.round_records import RoundRecords
-from models.cuda import rounds
 from models.cuda.fork import ForkHooks, ForkRow
-from models.cuda.rounds import RoundTables, table_words
+from models.cuda.rounds import layout
+from models.cuda.rounds.gate import gate
+from models.cuda.rounds.publish import publish_depth, publish_keys
+from models.cuda.rounds.settle import settle
+from models.cuda.rounds.tables import RoundTables
 from ssd_pipe.drafting.candidates import AcceptanceCurve, ChainScores
 from ssd_pipe.engine import fanout
 from ssd_pipe.engine.hashing import extend_all
@@ -39,7 +42,7 @@ class Bench:
         self.records = RoundRecords(memory.numpy(), SLOTS, K)
         words = memory.view(I64)
         mail, ring = rr.CONTROL, rr.CONTROL + self.records.mail.size
-        self.table = zeros(SLOTS, table_words(ENTRIES, K))
+        self.table = zeros(SLOTS, layout.table_words(ENTRIES, K))
         self.tables = RoundTables(
             self.table,
             ENTRIES,
@@ -50,22 +53,22 @@ class Bench:
             records=words[ring:],
             max_rows=SLOTS,
         )
-        self.state = zeros(SLOTS, rounds.STATE_WORDS)
-        self.lease = zeros(rounds.LEASE_WORDS)
+        self.state = zeros(SLOTS, layout.STATE_WORDS)
+        self.lease = zeros(layout.LEASE_WORDS)
         self.draws = zeros(rr.ROUNDS, SLOTS)
-        self.lease[rounds.WAITS] = waits
-        self.lease[rounds.PATIENCE] = self.lease[rounds.BACKUP_PATIENCE] = PATIENCE_NS
+        self.lease[layout.WAITS] = waits
+        self.lease[layout.PATIENCE] = self.lease[layout.BACKUP_PATIENCE] = PATIENCE_NS
         self.inputs = {
             "tokens": zeros(1, K + 1),
             "starts": torch.tensor([50], device=DEVICE),
             "counts": torch.ones(1, dtype=torch.int32, device=DEVICE),
         }
         self.prefix = 2**64 - 5
-        row = np.zeros(rounds.STATE_WORDS, np.int64)
-        row[[rounds.MODE, rounds.AT, rounds.LEFT, rounds.SLOT]] = rounds.RUN, 7, left, 2
-        row.view(np.uint64)[rounds.HASH] = self.prefix
-        row[rounds.STATE_HEAD :] = -1
-        row[rounds.STATE_HEAD : rounds.STATE_HEAD + len(stops)] = stops
+        row = np.zeros(layout.STATE_WORDS, np.int64)
+        row[[layout.MODE, layout.AT, layout.LEFT, layout.SLOT]] = layout.RUN, 7, left, 2
+        row.view(np.uint64)[layout.HASH] = self.prefix
+        row[layout.STATE_HEAD :] = -1
+        row[layout.STATE_HEAD : layout.STATE_HEAD + len(stops)] = stops
         self.state[0] = torch.from_numpy(row)
 
     def publish(
@@ -76,17 +79,17 @@ class Bench:
         keys[0, : len(outcomes)] = torch.tensor([k << 32 | t for k, t in outcomes])
         numbers, homes = torch.tensor([[number], [2]], device=DEVICE)
         hashes = torch.from_numpy(np.array([self.prefix], np.uint64).view(np.int64)).to(DEVICE)
-        self.tables.keys(numbers, homes, hashes, keys)
+        publish_keys(self.tables, numbers, homes, hashes, keys)
         for depth, column in enumerate(tokens, 1):
             chosen = zeros(1, ENTRIES)
             chosen[0, : len(column)] = torch.tensor(column)
-            self.tables.depth(numbers, homes, chosen, depth)
+            publish_depth(self.tables, numbers, homes, chosen, depth)
 
     def settle(self, chain: list[int], chosen: list[int], synthetic: bool = False) -> rr.Record:
         self.inputs["tokens"][0, 1 : 1 + len(chain)] = torch.tensor(chain, dtype=I64)
         self.inputs["counts"][0] = 1 + len(chain)
         choices = torch.tensor([chosen + [0] * (K + 1 - len(chosen))], device=DEVICE)
-        self.tables.settle(choices, self.inputs, self.state, self.lease, self.draws, synthetic)
+        settle(self.tables, choices, self.inputs, self.state, self.lease, self.draws, synthetic)
         return self.record(7)
 
     def record(self, number: int) -> rr.Record:
@@ -97,7 +100,7 @@ class Bench:
         return found[0]
 
     def gate(self) -> None:
-        self.tables.gate(self.inputs["tokens"], self.inputs["counts"], self.state, self.lease)
+        gate(self.tables, self.inputs["tokens"], self.inputs["counts"], self.state, self.lease)
 
     @property
     def row(self) -> list[int]:
@@ -117,10 +120,10 @@ def test_a_hit_becomes_the_next_input() -> None:
     assert record.flags == 0
     assert bench.fed == [9, 12, 22]
     assert int(bench.inputs["starts"][0]) == 53
-    assert bench.row[rounds.AT] == 8
-    assert bench.row[rounds.LEFT] == 97
-    assert not bench.row[rounds.NEED]
-    assert bench.row[rounds.HASH] % 2**64 == extend_all(bench.prefix, [4, 5, 9])
+    assert bench.row[layout.AT] == 8
+    assert bench.row[layout.LEFT] == 97
+    assert not bench.row[layout.NEED]
+    assert bench.row[layout.HASH] % 2**64 == extend_all(bench.prefix, [4, 5, 9])
 
 
 @pytest.mark.parametrize(
@@ -136,13 +139,13 @@ def test_what_is_not_there_is_a_miss(
     record = bench.settle([4, 5], [4, 5, 9])
     assert (record.accepted, record.token, record.next) == (2, 9, [])
     assert bench.fed == [9]
-    assert bench.row[rounds.NEED]
+    assert bench.row[layout.NEED]
 
 
 def test_another_prefix_is_a_miss() -> None:
     bench = Bench()
     bench.publish([(0, 9)], [[1]], 7)
-    bench.state[0, rounds.HASH] += 1
+    bench.state[0, layout.HASH] += 1
     assert bench.settle([], [9]).next == []
 
 
@@ -152,7 +155,7 @@ def test_a_missed_row_takes_the_chain_it_is_sent() -> None:
     bench.records.answer(2, 7, [30, 31])
     bench.gate()
     assert bench.fed == [3, 30, 31]
-    assert not bench.row[rounds.NEED]
+    assert not bench.row[layout.NEED]
 
 
 @pytest.mark.parametrize(("number", "tokens"), [(6, [30]), (7, [VOCAB]), (7, [])])
@@ -182,13 +185,14 @@ def test_a_row_ends_where_the_scheduler_says(
     bench = Bench(left, stops)
     record = bench.settle([4, 5, 6], [4, 5, 9, 1])
     assert record.finished is finished
-    assert bench.row[rounds.MODE] == (rounds.ENDED if finished else rounds.RUN)
+    assert bench.row[layout.MODE] == (layout.ENDED if finished else layout.RUN)
     assert bench.fed == ([] if finished else [9])
     if not finished:
         assert record.room == max(0, min(K, left - 4))
         return
     bench.gate()
-    bench.tables.settle(
+    settle(
+        bench.tables,
         zeros(1, K + 1),
         bench.inputs,
         bench.state,
@@ -226,7 +230,8 @@ def test_rows_out_of_a_lease_are_left_alone() -> None:
     bench.state.zero_()
     before = {name: tensor.clone() for name, tensor in bench.inputs.items()}
     bench.gate()
-    bench.tables.settle(
+    settle(
+        bench.tables,
         zeros(1, K + 1) + 1,
         bench.inputs,
         bench.state,
@@ -243,7 +248,7 @@ def test_rows_out_of_a_lease_are_left_alone() -> None:
 def test_replayed_outcomes(hit: bool) -> None:
     bench = Bench()
     bench.publish([(2, 9), (2, 8), (1, 3)], [[11, 12, 13]], 7)
-    bench.lease[rounds.FIRST] = 5
+    bench.lease[layout.FIRST] = 5
     bench.draws[2, 0] = 2 * 2 + hit
     record = bench.settle([4, 5, 6], [30, 31, 32, 33], synthetic=True)
     assert record.accepted == 2

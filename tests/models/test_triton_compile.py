@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from models.cuda import attention, candidates, norms, one_row, products
+from models.cuda.rounds import clock, gate, publish, settle
 
 HOPPER = GPUTarget("cuda", 90, 32)
 PRODUCT = {
@@ -47,6 +48,15 @@ BEST = {
     **dict.fromkeys(("inverse_temperature", "values"), "*fp32"),
     **dict.fromkeys(("vocab", "count", "n"), "i32"),
 }
+ROUND = {
+    **dict.fromkeys(("tokens", "chosen", "starts", "state", "lease", "draws"), "*i64"),
+    **dict.fromkeys(("table", "control", "mail", "records", "words"), "*i64"),
+    **dict.fromkeys(("numbers", "homes", "hashes", "outcomes"), "*i64"),
+    "counts": "*i32",
+    **dict.fromkeys(("max_rows", "vocab", "depth"), "i32"),
+}
+LEASED = {"WIDTH": 6, "WIDTH_P": 8, "MAIL": 16, "SPINS": 1 << 40, "DEVICE": True}
+CACHE = {"ENTRIES": 12, "ENTRIES_P": 16, "TABLE": 80}
 SHAPE = {"HEADS": 8, "KV_HEADS": 2, "GROUP_P": 4, "DIM": 64, "DIM_P": 64, "PAGE": 16}
 TILE = {"WIDTH": 4, "ROWS": 16, "BLOCK_N": 64, "ORDERED": True}
 REDUCE = {"HEADS": 8, "DIM": 64, "DIM_P": 64, "CHUNK": 16}
@@ -70,6 +80,11 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         ATTENTION,
         SHAPE | TILE | {"DIRECT": True, "SUFFIX": True},
     ),
+    "gate": (gate._gate_kernel, ROUND, LEASED),
+    "settle": (settle._settle_kernel, ROUND, LEASED | CACHE | {"RECORD": 32, "SYNTHETIC": True}),
+    "keys": (publish._keys_kernel, ROUND, LEASED | CACHE),
+    "depth": (publish._depth_kernel, ROUND, LEASED | CACHE),
+    "clock": (clock._clock_kernel, ROUND, LEASED),
     "reduction": (attention._reduce_kernel, ATTENTION, REDUCE | {"SUFFIX": True}),
 }
 

@@ -14,7 +14,9 @@ from msgspec.structs import replace
 
 from ipc.messages.draft import ChainReady, DraftPlan
 from ipc.round_records import RoundRecords
-from models.cuda.rounds import RoundTables, TreePublisher, table_words
+from models.cuda.rounds.layout import table_words
+from models.cuda.rounds.publish import TreePublisher
+from models.cuda.rounds.tables import RoundTables
 from ssd_pipe.config import PipelineConfig, branch_budget
 from ssd_pipe.drafting.leased import RecordPlans
 from ssd_pipe.engine.leases import Leased, Leases
