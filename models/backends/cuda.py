@@ -85,7 +85,7 @@ class CudaBackend:
         self.device = torch.device(device)
         self.activation_dtype = activation_dtype
         self.options = options or CudaOptions()
-        self.sampling = CudaSampling()
+        self.sampling = CudaSampling(self.linear)
         self._flash = None
         if attention == "flashinfer":
             self._flash = FlashInferAttention(self.device, activation_dtype)

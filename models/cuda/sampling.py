@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -9,9 +10,20 @@ import torch
 from models.cuda.candidates import best_scores
 from models.cuda.noise import choose
 
+Linear = Callable[[torch.Tensor, object, torch.Tensor | None], torch.Tensor]
+"""``Backend.linear``."""
+
 
 class CudaSampling:
-    """The head's product, then noise, argmax and the best few by our kernels."""
+    """The head's product, then noise, argmax and the best few by our kernels.
+
+    Args:
+        linear: the backend's own product, so that a token gets the same logits here as from a
+            graph, as far as that product promises it.
+    """
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
 
     def head_argmax(
         self,
@@ -22,7 +34,7 @@ class CudaSampling:
         vocab: int,
     ) -> torch.Tensor:
         head = cast(torch.Tensor, weight)
-        logits = torch.nn.functional.linear(hidden, head[:vocab] if vocab else head)
+        logits = self._linear(hidden, head[:vocab] if vocab else head, None)
         return self.noised_argmax(logits, inverse_temperature, row_keys)
 
     def noised_argmax(

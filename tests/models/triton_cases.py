@@ -25,7 +25,6 @@ from models.cuda.graphs import GraphRunner, StepRow
 from models.cuda.norms import silu_mul
 from models.cuda.one_row import one_row_linear
 from models.cuda.products import Tiling, few_rows_linear
-from models.cuda.sampling import CudaSampling
 from models.cuda.tiles import tiles_of
 from models.cuda.tree import TreeInputs, TreeRunner
 from models.parallel import TensorParallel
@@ -225,7 +224,7 @@ def test_noise_and_its_argmax_equal_the_samplers() -> None:
     flat = torch.zeros(1, vocab)
     flat[0, [1100, 40, 2400]] = 2.0
     assert cuda_noise.choose(flat, keys[:1], torch.zeros(1)).tolist() == [40]
-    values, ids = CudaSampling().noised_topk(logits, 5, factors, keys)
+    values, ids = backend().sampling.noised_topk(logits, 5, factors, keys)
     torch.testing.assert_close(values, want.topk(5).values, atol=4e-6, rtol=1e-6)
     assert torch.equal(ids, want.topk(5).indices)
 
