@@ -10,7 +10,8 @@ from bench.gpu_common import Report
 from models.backends.cuda import CudaOptions
 from models.cuda.capture import GraphOptions
 from models.cuda.graphs import GraphRunner, StepRow
-from models.cuda.tree import TreeInputs, TreeRunner
+from models.cuda.tree_inputs import TreeInputs
+from models.cuda.tree_runner import TreeRunner
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 

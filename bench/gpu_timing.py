@@ -15,7 +15,8 @@ from bench.gpu_common import Report, time_ms
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.cuda import overlap
 from models.cuda.graphs import GraphRunner, StepRow
-from models.cuda.tree import TreeInputs, TreeRunner
+from models.cuda.tree_inputs import TreeInputs
+from models.cuda.tree_runner import TreeRunner
 from models.kv_cache import KVCache
 from models.shapes import build_random, shape
 from models.transformer import Transformer

@@ -18,7 +18,9 @@ from models.cuda.capture import GraphOptions, GraphPool
 from models.cuda.fork import ForkHooks, ForkRow, able
 from models.cuda.graphs import GraphRunner
 from models.cuda.staging import Mark, Readback
-from models.cuda.tree import LeasedTree, TreeGraph, TreeHooks, TreeInputs, TreeRunner
+from models.cuda.tree import TreeGraph, TreeHooks
+from models.cuda.tree_inputs import LeasedTree, TreeInputs
+from models.cuda.tree_runner import TreeRunner
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection

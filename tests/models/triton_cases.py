@@ -26,7 +26,8 @@ from models.cuda.norms import silu_mul
 from models.cuda.one_row import one_row_linear
 from models.cuda.products import Tiling, few_rows_linear
 from models.cuda.tiles import tiles_of
-from models.cuda.tree import TreeInputs, TreeRunner
+from models.cuda.tree_inputs import TreeInputs
+from models.cuda.tree_runner import TreeRunner
 from models.parallel import TensorParallel
 from models.registry import load_model
 from models.sequence_batch import build_batch
