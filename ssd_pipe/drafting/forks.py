@@ -21,7 +21,7 @@ from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.sampling.noise import ACCEPT, round_stream, row_keys, uniforms
 
 if TYPE_CHECKING:
-    from ssd_pipe.drafting.graphed import Forked
+    from ssd_pipe.drafting.forked import Forked
 
 MISS_EXPONENT = 0.7
 """Power-law exponent r of the miss rate against fan-out (Kumar et al., arXiv 2603.03251, Theorem

@@ -6,9 +6,7 @@ rule), the graphs still make the forward passes and ``DraftPasses`` chooses from
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,72 +15,24 @@ import torch
 from models.cuda.capture import GraphOptions, GraphPool
 from models.cuda.fork import ForkHooks, ForkRow, able
 from models.cuda.graphs import GraphRunner
-from models.cuda.staging import Mark, Readback
-from models.cuda.tree import TreeGraph, TreeHooks
-from models.cuda.tree_inputs import LeasedTree, TreeInputs
+from models.cuda.staging import Readback
+from models.cuda.tree import TreeHooks
+from models.cuda.tree_inputs import LeasedTree
 from models.cuda.tree_runner import TreeRunner
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection
-from ssd_pipe.drafting.candidates import TOP_CANDIDATES, ChainScores
-from ssd_pipe.drafting.graphed_chains import STUCK, GraphedChains, step_rows
-from ssd_pipe.drafting.tree import Branches, Tree
+from ssd_pipe.drafting.candidates import TOP_CANDIDATES
+from ssd_pipe.drafting.forked import Forked
+from ssd_pipe.drafting.gpu_waits import wait_for_tokens, wait_until
+from ssd_pipe.drafting.graph_inputs import step_rows, tree_inputs
+from ssd_pipe.drafting.graphed_chains import GraphedChains
+from ssd_pipe.drafting.tree import Tree
 from ssd_pipe.drafting.trunk import Feed, Trunk
-from ssd_pipe.errors import ResourceError
-from ssd_pipe.sampling.noise import SHARED, row_keys
 
 AHEAD_BYTES = 200e6
 """Weights up to which a step of the tree is launched before the last one's tokens are looked at. A
 larger draft's steps take long enough to be worth leaving out when the outcome has come."""
-
-
-@dataclass(slots=True)
-class Forked:
-    """A tree under way whose branches the GPU chose, and what it chose from.
-
-    Attributes:
-        tree: its graph.
-        tokens, scores, own: int64 and float32 [rows, K + 1, n], float32 [rows, K + 1], on their
-            way to the host; see ``StepOutput``.
-        arrived: when they are there, and the tree may begin.
-    """
-
-    tree: TreeGraph
-    tokens: np.ndarray
-    scores: np.ndarray
-    own: np.ndarray
-    arrived: Mark
-
-    def pending(self, row: int, first: int, chain: list[int]) -> PendingScores:
-        """``candidates``, once they are asked for."""
-        return PendingScores(self, row, first, chain)
-
-    def candidates(self, row: int, first: int, chain: list[int]) -> ChainScores:
-        """What row ``row``'s branches were chosen from; ``first`` as in ``ForkRow``."""
-        self.arrived.wait()
-        span = slice(first, first + len(chain) + 1)
-        return ChainScores(
-            self.tokens[row, span].copy(),
-            self.scores[row, span].astype(np.float64),
-            chain,
-            self.own[row, span].astype(np.float64)[: len(chain)],
-        )
-
-
-@dataclass(slots=True)
-class PendingScores:
-    """``ChainScores`` of one row of a Forked, read when they are asked for."""
-
-    forked: Forked
-    row: int
-    first: int
-    chain: list[int]
-    tests: None = None
-
-    def likelihoods(self, accepted: int, token: int) -> np.ndarray:
-        """See ``ChainScores.likelihoods``."""
-        found = self.forked.candidates(self.row, self.first, self.chain)
-        return found.likelihoods(accepted, token)
 
 
 class GraphedDraft:
@@ -241,7 +191,7 @@ class GraphedDraft:
         Left early, or ``interrupted``, it launches no further steps.
         """
         graph, launched = forked.tree, 1
-        if not self._until(forked.arrived.passed, interrupted):
+        if not wait_until(forked.arrived.passed, interrupted):
             return
         yield
         for step in range(self._spec.k):
@@ -250,20 +200,9 @@ class GraphedDraft:
                 launched += 1
             if step == 0:
                 meanwhile()
-            if not self._until(partial(graph.ended, step), interrupted):
+            if not wait_until(partial(graph.ended, step), interrupted):
                 return
             yield
-
-    @staticmethod
-    def _until(done: Callable[[], bool], interrupted: Callable[[], bool]) -> bool:
-        """Wait for the GPU; False if interrupted. Raises ResourceError."""
-        deadline = time.monotonic() + STUCK
-        while not done():
-            if interrupted():
-                return False
-            if time.monotonic() > deadline:
-                raise ResourceError(f"no tokens from the GPU within {STUCK:.0f} s")
-        return True
 
     def grow(
         self,
@@ -278,7 +217,7 @@ class GraphedDraft:
         """
         rows = list(tree.rows.values())
         counts = [len(row.outcomes) for row in rows]
-        inputs = self._inputs(tree)
+        inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
         graph = self._trees.graph_of(inputs)
         where = graph.begin(inputs)
         launched = 1
@@ -291,7 +230,7 @@ class GraphedDraft:
                 launched += 1
             if step == 0:
                 meanwhile()
-            tokens = self._wait(graph.published[step], where, interrupted)
+            tokens = wait_for_tokens(graph.published[step], where, interrupted)
             if tokens is None:
                 return
             yield {
@@ -307,7 +246,7 @@ class GraphedDraft:
         ``choose(step, logits)`` gets float32 [B, V], branches in the tree's order, and returns
         their tokens. Gives the number of each step done; left early, it launches no further ones.
         """
-        inputs = self._inputs(tree)
+        inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
         graph = self._trees.graph_of(inputs)
         device = graph.chosen.device
         where = torch.from_numpy(graph.begin(inputs)).to(device)
@@ -317,55 +256,3 @@ class GraphedDraft:
             chosen = choose(step, graph.logits[where].float())
             graph.choose(step, where, torch.tensor(chosen, device=device))
             yield step
-
-    def _inputs(self, tree: Tree) -> TreeInputs:
-        rows = list(tree.rows.values())
-        counts = [len(row.outcomes) for row in rows]
-        outcomes = np.array([o for row in rows for o in row.outcomes], np.int64).reshape(-1, 2)
-        seqs = np.repeat(np.arange(len(rows)), counts)
-        rank = np.concatenate([np.arange(count) for count in counts])
-        start = np.array([len(row.trunk.tokens) for row in rows])[seqs] + outcomes[:, 0]
-        slots = np.array([row.row.slot for row in rows])[seqs]
-        temperature = np.array([row.trunk.key.temperature for row in rows])[seqs]
-        keys = np.zeros((self._spec.k, len(start)), np.uint64)
-        if temperature.any():
-            seeds = np.array([row.trunk.key.seed for row in rows], np.uint64)[seqs]
-            keys = row_keys(seeds, start + 1 + np.arange(self._spec.k)[:, None], SHARED)
-        return TreeInputs(
-            tokens=outcomes[:, 1],
-            positions=start,
-            context_lens=start,
-            seqs=seqs,
-            tables=[row.trunk.table.blocks for row in rows],
-            scratch=self._scratch_start + (slots * self._budget + rank) * self._spec.k,
-            keys=keys,
-            temperature=temperature,
-            lease=self._leased(rows, outcomes, tree.number) if tree.number else None,
-        )
-
-    @staticmethod
-    def _leased(rows: list[Branches], outcomes: np.ndarray, number: int) -> LeasedTree:
-        return LeasedTree(
-            number,
-            homes=np.array([row.row.slot for row in rows]),
-            hashes=np.array([row.row.prefix_hash for row in rows], np.uint64),
-            outcomes=outcomes[:, 0] << 32 | outcomes[:, 1],
-        )
-
-    @staticmethod
-    def _wait(
-        published: np.ndarray, where: np.ndarray, interrupted: Callable[[], bool]
-    ) -> np.ndarray | None:
-        """The tokens of one depth, once all have arrived; each is one aligned 8-byte store.
-
-        None if interrupted before.
-        """
-        deadline = time.monotonic() + STUCK
-        while True:
-            tokens = published[where]
-            if tokens.min() >= 0:
-                return tokens
-            if interrupted():
-                return None
-            if time.monotonic() > deadline:
-                raise ResourceError(f"no tokens from the GPU within {STUCK:.0f} s")

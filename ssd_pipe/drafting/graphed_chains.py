@@ -6,9 +6,9 @@ its choices as another launch's inputs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,10 +16,9 @@ from models.cuda.capture import GraphPool
 from models.cuda.graphs import GraphRunner, StepGraph, StepRow
 from models.kv_cache import KVCache
 from models.transformer import Transformer
+from ssd_pipe.drafting.gpu_waits import wait_until
+from ssd_pipe.drafting.graph_inputs import step_rows
 from ssd_pipe.drafting.trunk import Feed
-from ssd_pipe.errors import ResourceError
-
-STUCK = 60.0  # seconds a pass, or a step of the tree, may take
 
 
 @dataclass(slots=True)
@@ -112,20 +111,9 @@ class GraphedChains:
     def _wait(graph: StepGraph, number: int) -> list[list[int]]:
         if graph.posting is None:
             raise RuntimeError("the graph posts nothing")
-        deadline = time.monotonic() + STUCK
-        while not graph.posting.arrived(number):
-            if time.monotonic() > deadline:
-                raise ResourceError(f"no tokens from the GPU within {STUCK:.0f} s")
+        wait_until(partial(graph.posting.arrived, number))
         found: list[list[int]] = graph.posting.choices(number).tolist()
         return found
-
-
-def step_rows(feeds: Sequence[Feed]) -> list[StepRow]:
-    """Rows of a draft's pass as graphs want them."""
-    return [
-        StepRow(trunk.table.blocks, start, tokens, trunk.key.seed, trunk.key.temperature)
-        for trunk, start, tokens, _ in feeds
-    ]
 
 
 def _one_token(row: StepRow) -> StepRow:

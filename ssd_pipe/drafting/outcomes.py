@@ -12,7 +12,7 @@ from ssd_pipe.drafting.candidates import AcceptanceCurve, Calibration, ChainScor
 from ssd_pipe.drafting.trunk import Trunk
 
 if TYPE_CHECKING:
-    from ssd_pipe.drafting.graphed import PendingScores
+    from ssd_pipe.drafting.forked import PendingScores
 
 GREEDY_TAU, SAMPLED_TAU = 0.7, 0.85
 
