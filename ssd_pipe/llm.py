@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from ipc.messages.client import StatusReply
-from ssd_pipe.async_client import Messages
 from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.config import FanOut, Mode, PipelineConfig
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.owned_process import OwnedProcess, up_command
 from ssd_pipe.params import SamplingParams
+from ssd_pipe.submission import Messages
 
 PULL_TIMEOUT = 3600.0  # seconds a model that is not on this machine may take to arrive
 STOP_MARGIN = 10.0  # seconds beyond the grace time for the group to be gone
