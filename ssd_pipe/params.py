@@ -41,13 +41,18 @@ _PLACE = re.compile(r"(.*) - at `(?:key` in `)?\$([^`]*)`", re.DOTALL)
 
 
 def checked(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
-    """``params``, or the defaults, with ``changes``; numbers, also in lists, may be numpy's.
+    """``params``, or the defaults, with ``changes``, as users of other engines write them.
 
-    Raises RequestError (400) naming the first field of a wrong type or out of range.
+    Numbers, also in lists, may be numpy's, ``stop`` one text, and -1 is a ``top_k`` of all. Raises
+    RequestError (400) naming the first field of a wrong type or out of range.
     """
     values = msgspec.structs.asdict(params or SamplingParams()) | dict(changes)
     try:
         plain = {field: _plain(field, value) for field, value in values.items()}
+        if isinstance(plain["stop"], str):
+            plain["stop"] = [plain["stop"]]
+        if plain["top_k"] == -1:
+            plain["top_k"] = 0
         made = msgspec.convert(plain, SamplingParams)
     except msgspec.ValidationError as error:
         raise wrong_type(error) from None

@@ -43,8 +43,6 @@ def token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
 
 def sampling(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:
     """Raises RequestError (400) as ``checked``, TypeError for a field that there is not."""
-    if isinstance(stop := overrides.get("stop"), str):
-        overrides["stop"] = (stop,)
     if unknown := overrides.keys() - set(SamplingParams.__struct_fields__):
         raise TypeError(f"SamplingParams have no {', '.join(sorted(unknown))}")
     return checked(params, overrides)

@@ -1,4 +1,4 @@
-"""Numbers from wherever users have them become plain ones, or an error that names the field."""
+"""Parameters as users of other libraries write them become plain ones, or errors by name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ LONG = 10**6000  # has more digits than Python writes
         ("stop_token_ids", np.array([3, 4]), (3, 4)),
         ("stop", [np.str_("a")], ("a",)),
         ("stop", {"a"}, ("a",)),
+        ("stop", "ab", ("ab",)),
+        ("top_k", -1, 0),
+        ("top_k", np.int64(-1), 0),
         ("logit_bias", {np.int32(3): np.float16(-1), 4: Fraction(1, 2)}, {3: -1.0, 4: 0.5}),
     ],
 )
-def test_numbers_are_made_plain_wherever_they_are(field: str, given: Any, expected: Any) -> None:
+def test_what_users_write_is_made_plain(field: str, given: Any, expected: Any) -> None:
     for made in (
         checked(None, {field: given}),
         checked(SamplingParams(**{field: given}), {}),
@@ -67,6 +70,7 @@ def test_numbers_that_nothing_holds_are_refused_by_name(given: dict[str, Any]) -
         ("max_tokens", np.float64(4.0)),
         ("max_tokens", np.bool_(True)),
         ("temperature", np.float64),
+        ("top_k", -2),
         ("temperature", np.array([0.5, 1.0])),
         ("stop_token_ids", np.array([0.5])),
         ("logit_bias", {"3": 1.0}),

@@ -108,16 +108,8 @@ def sampling(request: GenerationRequest, n: int, max_model_len: int) -> Sampling
     elif request.max_tokens is not None:
         values["max_tokens"] = request.max_tokens
     values["logprobs"] = _logprobs(request)
-    for name in SAMPLING_NAMES:
-        value = getattr(request, name)
-        if value is None:
-            continue
-        if name == "stop" and isinstance(value, str):
-            values[name] = [value]
-        elif name == "top_k" and value == -1:  # all, to vLLM and SGLang
-            values[name] = 0
-        else:
-            values[name] = value
+    given = {name: getattr(request, name) for name in SAMPLING_NAMES}
+    values |= {name: value for name, value in given.items() if value is not None}
     return checked(None, values)
 
 

@@ -192,7 +192,7 @@ class Process:
         self.frontend.wait(WAIT)
 
     def told(self) -> FromScheduler:
-        assert self._tokens.poll(WAIT * 1000)
+        assert self._tokens.poll(round(WAIT * 1000))
         return msgspec.msgpack.decode(self._tokens.recv(), type=FromScheduler)
 
     # ------------------------------------------------------------ the loop's turns
