@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,11 +24,13 @@ from ipc.messages.client import (
     StatusReply,
     Submit,
 )
+from ssd_pipe import submission
 from ssd_pipe.async_stream import AsyncStream, Result
-from ssd_pipe.endpoint import CLIENT_KEY, MAX_MESSAGE, SERVER_KEY, find_endpoint, find_keys
+from ssd_pipe.endpoint import CLIENT_KEY, SERVER_KEY, find_endpoint, find_keys
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError, SsdPipeError
-from ssd_pipe.params import SamplingParams, checked
+from ssd_pipe.params import SamplingParams
 from ssd_pipe.running_time import RunningTime
+from ssd_pipe.submission import Messages
 
 CONNECT_TIMEOUT = 5.0  # seconds
 LINK_SILENCE_MS = 30_000
@@ -39,7 +40,6 @@ _LINK_EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-Messages = Sequence[ChatMessage | Mapping[str, str]]
 
 
 class AsyncClient:
@@ -108,15 +108,13 @@ class AsyncClient:
         submit = Submit(
             id=f"r{next(self._numbers)}",
             prompt=prompt,
-            messages=_chat_messages(messages),
-            token_ids=_token_ids(token_ids),
-            params=_sampling(params, sampling),
+            messages=submission.chat_messages(messages),
+            token_ids=submission.token_ids(token_ids),
+            params=submission.sampling(params, sampling),
             chat_template_kwargs=chat_template_kwargs,
             must_fit=must_fit,
         )
-        data = self._encode(submit)
-        if len(data) > MAX_MESSAGE:
-            raise RequestError(413, f"request of {len(data)} bytes, the limit is {MAX_MESSAGE}")
+        data = submission.encode(submit)
         self._open()
         stream = AsyncStream(self, submit.id, self.register(submit.id), submit.params.n)
         self._spawn(self._deliver(submit.id, data))
@@ -311,22 +309,6 @@ class AsyncClient:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(cancel)
 
-    def _encode(self, submit: Submit) -> bytes:
-        try:
-            return self._encoder.encode(submit)
-        except UnicodeEncodeError as error:
-            texts = {"prompt": (submit.prompt,), "messages": _texts(submit.messages)}
-            wrong = [field for field, parts in texts.items() if error.object in parts]
-            raise RequestError(400, "not valid Unicode", (wrong or ["params"])[0]) from None
-        except (TypeError, OverflowError, RecursionError) as error:
-            free = {
-                "token_ids": submit.token_ids,
-                "response_format": submit.params.response_format,
-                "chat_template_kwargs": submit.chat_template_kwargs,
-            }
-            wrong = [field for field, value in free.items() if value is not None]
-            raise RequestError(400, f"not JSON: {error}", (wrong or ["prompt"])[-1]) from None
-
     def _fail_all(self, error: SsdPipeError) -> None:
         for queue in self._queues.values():
             queue.put_nowait(error)
@@ -341,35 +323,3 @@ def _as_error(failure: Failure) -> RequestError:
     error = RequestError(failure.code, failure.message)
     error.field = failure.field  # the message names it already
     return error
-
-
-def _chat_messages(messages: Messages | None) -> tuple[ChatMessage, ...] | None:
-    if messages is None:
-        return None
-    try:
-        turns = [msgspec.structs.asdict(m) if isinstance(m, ChatMessage) else m for m in messages]
-        return msgspec.convert(turns, tuple[ChatMessage, ...])
-    except (msgspec.ValidationError, TypeError) as error:
-        reason = f"each needs a role and a content, both texts: {error}"
-        raise RequestError(400, reason, "messages") from None
-
-
-def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
-    if ids is None:
-        return None
-    try:
-        return tuple(operator.index(each) for each in ids)
-    except TypeError as error:
-        raise RequestError(400, f"must be whole numbers: {error}", "token_ids") from None
-
-
-def _texts(messages: tuple[ChatMessage, ...] | None) -> list[str]:
-    return [text for m in messages or () for text in (m.role, m.content)]
-
-
-def _sampling(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:
-    if isinstance(stop := overrides.get("stop"), str):
-        overrides["stop"] = (stop,)
-    if unknown := overrides.keys() - set(SamplingParams.__struct_fields__):
-        raise TypeError(f"SamplingParams have no {', '.join(sorted(unknown))}")
-    return checked(params, overrides)

@@ -8,9 +8,10 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from ipc.messages.client import Chunk, StatusReply
-from ssd_pipe.async_client import AsyncClient, AsyncStream, Messages, Result
+from ssd_pipe.async_client import AsyncClient, AsyncStream, Result
 from ssd_pipe.errors import PeerLost
 from ssd_pipe.params import SamplingParams
+from ssd_pipe.submission import Messages
 
 __all__ = ["AsyncClient", "AsyncStream", "Client", "Result", "Stream"]
 

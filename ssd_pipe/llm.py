@@ -7,21 +7,22 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 
 from ipc.messages.client import StatusReply
-from ssd_pipe.async_client import Messages
 from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.config import FanOut, Mode, PipelineConfig
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.owned_process import OwnedProcess, up_command
 from ssd_pipe.params import SamplingParams
+from ssd_pipe.submission import Messages
 
 PULL_TIMEOUT = 3600.0  # seconds a model that is not on this machine may take to arrive
 STOP_MARGIN = 10.0  # seconds beyond the grace time for the group to be gone
@@ -95,17 +96,60 @@ class LLM:
         Raises the first error there is, after cancelling the other requests.
         """
         texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
-        each = list(params) if isinstance(params, Sequence) else [params] * len(texts)
-        if len(each) != len(texts):
-            raise ValueError(f"{len(texts)} prompts, but {len(each)} params")
+        submits = []
+        for prompt, own in zip(texts, _each(params, len(texts), "prompts"), strict=True):
+            text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
+            submits.append(partial(self._client.stream, text, own, token_ids=ids, **sampling))
+        return self._together(submits)
+
+    @overload
+    def chat(
+        self,
+        messages: str | Messages,
+        params: SamplingParams | None = None,
+        **sampling: Any,
+    ) -> Result: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[str | Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Any,
+    ) -> list[Result]: ...
+
+    def chat(
+        self,
+        messages: str | Messages | Sequence[str | Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **sampling: Any,
+    ) -> Result | list[Result]:
+        """The answer to a conversation, or to one user message given as a string; a list of either
+        is answered all at once, results in order.
+
+        ``params`` and ``sampling`` as for ``generate``; ``chat_template_kwargs`` are more variables
+        of the model's chat template.
+        """
+        several = not isinstance(messages, str) and messages and all(map(_is_whole, messages))
+        whole: list[Any] = list(messages) if several else [messages]
+        submits = [
+            partial(self._client.chat, conversation, own, **sampling)
+            for conversation, own in zip(
+                whole, _each(params, len(whole), "conversations"), strict=True
+            )
+        ]
+        results = self._together(submits)
+        return results if several else results[0]
+
+    def _together(self, submits: Sequence[Callable[[], Stream]]) -> list[Result]:
+        """All results in order. Raises the first error there is, after cancelling the others."""
         results: list[Result] = []
         waiting: deque[Stream] = deque()
         try:
-            for prompt, own in zip(texts, each, strict=True):
+            for submit in submits:
                 if len(waiting) >= self.config.scheduler.max_waiting:
                     results.append(waiting.popleft().result())
-                text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
-                waiting.append(self._client.stream(text, own, token_ids=ids, **sampling))
+                waiting.append(submit())
             while waiting:
                 results.append(waiting[0].result())
                 waiting.popleft()
@@ -116,15 +160,6 @@ class LLM:
                 for stream in waiting:
                     stream.close()
         return results
-
-    def chat(
-        self, messages: str | Messages, params: SamplingParams | None = None, **sampling: Any
-    ) -> Result:
-        """The answer to a conversation, or to one user message given as a string."""
-        try:
-            return self._client.chat(messages, params, **sampling).result()
-        except (PeerLost, RequestError) as error:
-            raise self._explain(error) from None
 
     def stream(
         self,
@@ -185,3 +220,19 @@ class LLM:
         if output:
             explained.add_note(f"the pipeline's last lines:\n{output}")
         return explained
+
+
+def _each(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int, what: str
+) -> list[SamplingParams | None]:
+    """One for each of ``count``. Raises ValueError if others were given."""
+    each: list[SamplingParams | None]
+    each = list(params) if isinstance(params, Sequence) else [params] * count
+    if len(each) != count:
+        raise ValueError(f"{count} {what}, but {len(each)} params")
+    return each
+
+
+def _is_whole(part: Any) -> bool:
+    """Whether it is a conversation rather than a turn of one."""
+    return isinstance(part, Sequence)

@@ -16,7 +16,17 @@ from ssd_pipe.params import SamplingParams
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 5.0, 300.0  # seconds; a long prompt makes the first token late
 _PLAIN = ("temperature", "top_p")
-_IF_SET = ("seed", "top_k", "min_p", "ignore_eos")
+_IF_SET = (
+    "seed",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "timeout",
+)
 """Sent only where they differ from the default: OpenAI's own server refuses most of them."""
 _DEFAULTS = SamplingParams()
 
@@ -56,7 +66,13 @@ class OpenAIServer:
             self.close()
             raise
 
-    def chat(self, messages: Sequence[ChatMessage], params: SamplingParams) -> ServerStream:
+    def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        params: SamplingParams,
+        *,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> ServerStream:
         """Stream the answer to a conversation; what is refused raises RequestError here."""
         body: dict[str, Any] = {
             "model": self.model,
@@ -68,6 +84,8 @@ class OpenAIServer:
         for name in _IF_SET:
             if getattr(params, name) != getattr(_DEFAULTS, name):
                 body[name] = getattr(params, name)
+        if chat_template_kwargs is not None:
+            body["chat_template_kwargs"] = chat_template_kwargs
         if params.stop:
             body["stop"] = list(params.stop)
         asked = time.monotonic()

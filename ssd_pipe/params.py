@@ -41,13 +41,19 @@ _PLACE = re.compile(r"(.*) - at `(?:key` in `)?\$([^`]*)`", re.DOTALL)
 
 
 def checked(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
-    """``params``, or the defaults, with ``changes``; numbers may be numpy's.
+    """``params``, or the defaults, with ``changes``, as users of other engines write them.
 
-    Raises RequestError (400) naming the first field of a wrong type or out of range.
+    Numbers, also in lists, may be numpy's, ``stop`` one text, and -1 is a ``top_k`` of all. Raises
+    RequestError (400) naming the first field of a wrong type or out of range.
     """
     values = msgspec.structs.asdict(params or SamplingParams()) | dict(changes)
     try:
-        made = msgspec.convert({k: _plain(v) for k, v in values.items()}, SamplingParams)
+        plain = {field: _plain(field, value) for field, value in values.items()}
+        if isinstance(plain["stop"], str):
+            plain["stop"] = [plain["stop"]]
+        if plain["top_k"] == -1:
+            plain["top_k"] = 0
+        made = msgspec.convert(plain, SamplingParams)
     except msgspec.ValidationError as error:
         raise wrong_type(error) from None
     made.validate()
@@ -71,9 +77,25 @@ def wrong_type(error: msgspec.ValidationError, part: str = "") -> RequestError:
     return RequestError(400, text, field)
 
 
-def _plain(value: Any) -> Any:
-    if type(value) in (bool, int, float):
+def _plain(field: str, value: Any) -> Any:
+    try:
+        if isinstance(value, Mapping):
+            return {_plain_number(k): _plain_number(v) for k, v in value.items()}
+        if isinstance(value, list | tuple | set | frozenset):
+            return [_plain_number(each) for each in value]
+        return _plain_number(value)
+    except OverflowError:
+        raise RequestError(400, "Number out of range", field) from None
+
+
+def _plain_number(value: Any) -> Any:
+    """Python's own number for another library's, its list for an array; all else as it is."""
+    if hasattr(value, "tolist") and not isinstance(value, type):
+        value = value.tolist()
+    if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
-        return int(value)
+        value = int(value)
+        float(value)  # raises OverflowError for what an error's text could not hold either
+        return value
     return float(value) if isinstance(value, numbers.Real) else value

@@ -123,11 +123,15 @@ def test_a_refused_request_raises_what_the_frontend_said(client):
     assert client.generate("fine").text == "fine"
 
 
+KWARGS = {"chat_template_kwargs": {"a": "\udc80"}}
+
+
 def test_text_that_is_not_unicode_is_refused(client):
     for arguments, field in (
         ({"prompt": "a\udc80"}, "prompt"),
         ({"messages": [ChatMessage("user", "a\udc80")]}, "messages"),
-        ({"prompt": "a", "stop": "\udc80"}, "params"),
+        ({"prompt": "a", "stop": "\udc80"}, "stop"),
+        ({"messages": [ChatMessage("user", "a")], **KWARGS}, "chat_template_kwargs"),
     ):
         with pytest.raises(RequestError, match="not valid Unicode") as caught:
             client.generate(**arguments)
@@ -211,6 +215,39 @@ def test_what_no_message_holds_is_refused_by_name(field, value):
     with Client("ipc:///nowhere") as client, pytest.raises(RequestError) as caught:
         client.stream(**{"prompt": None if field == "token_ids" else "x", field: value})
     assert (caught.value.code, caught.value.field) == (400, field)
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+FINE = {
+    "messages": [ChatMessage("user", "hi")],
+    "response_format": {"type": "json_object"},
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"response_format": {"type": object()}}, "cannot be sent: Encoding objects of type"),
+        ({"response_format": {"type": "\udc80"}}, "not valid Unicode"),
+        ({"response_format": {"a": nested(100_000)}}, "cannot be sent: maximum recursion depth"),
+        ({"chat_template_kwargs": {"a": 2**70}}, "cannot be sent: can't serialize ints"),
+        ({"stop": "\udc80"}, "not valid Unicode"),
+        ({"messages": [ChatMessage("user", "\udc80")]}, "not valid Unicode"),
+    ],
+)
+def test_what_cannot_be_sent_is_named_beside_what_can(wrong, words):
+    [field] = wrong
+    with Client("ipc:///nowhere") as client, pytest.raises(RequestError) as caught:
+        client.stream(**(FINE | wrong))
+    assert (caught.value.code, caught.value.field) == (400, field)
+    assert str(caught.value).startswith(f"{field}: {words}")
 
 
 def test_numbers_may_be_numpys(run, client):

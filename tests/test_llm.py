@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -7,12 +8,14 @@ import time
 import psutil
 import pytest
 
-from ssd_pipe import LLM
+from ipc.messages.client import ChatMessage
+from ssd_pipe import LLM, SamplingParams
 from ssd_pipe.config import PipelineConfig, config_from_mapping
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import ConfigError, ModelError, PeerLost, RequestError
 from ssd_pipe.hub import TARGET_NAME, resolve
 from ssd_pipe.owned_process import OwnedProcess, to_toml, up_command
+from tests.frontend_peer import TEMPLATE
 from tests.pipelines import byte_model
 from tests.waiting import wait_for
 
@@ -112,6 +115,32 @@ def test_a_pipeline_is_restarted_and_goes_on(tmp_path):
         assert [r.token_ids for r in after] == [r.token_ids for r in before]
         [folder] = tmp_path.glob("*/supervisor.jsonl")
         assert "ready file" not in folder.read_text()
+
+
+def test_conversations_are_answered_together_and_in_order(tmp_path):
+    model = byte_model(tmp_path, "target")
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    settings = {"run.log_dir": str(tmp_path), "target.threads": 1, "scheduler.max_waiting": 2}
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    turns = [{"role": "user", "content": "one"}]
+    with LLM(str(model), mode="ar", settings=settings) as llm:
+        one, two, three = (llm.chat(text, params) for text in ("one", "two", "three"))
+        assert len({r.token_ids for r in (one, two, three)}) == 3
+        assert llm.chat(turns, params).token_ids == one.token_ids
+        assert llm.chat([ChatMessage("user", "two")], params).token_ids == two.token_ids
+        together = llm.chat([turns, "two", [ChatMessage("user", "three")]], params)
+        assert [r.token_ids for r in together] == [r.token_ids for r in (one, two, three)]
+        assert [r.token_ids for r in llm.chat(["one"], params)] == [one.token_ids]
+        each = [params, SamplingParams(max_tokens=2, ignore_eos=True)]
+        lengths = [len(r.token_ids) for r in llm.chat([turns, turns], each)]
+        assert lengths == [6, 2]
+        thinking = llm.chat([turns, turns], params, chat_template_kwargs={"thinking": True})
+        assert [r.token_ids == one.token_ids for r in thinking] == [False, False]
+        with pytest.raises(ValueError, match="2 conversations, but 1 params"):
+            llm.chat(["one", "two"], [params])
+        for wrong in ([], [turns, {"role": "user", "content": "x"}], [["x"]]):
+            with pytest.raises(RequestError, match="messages"):
+                llm.chat(wrong, params)
 
 
 def target_pid(own):

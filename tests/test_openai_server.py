@@ -37,11 +37,13 @@ def test_parameters_go_out_and_any_text_comes_back(shm_dir: Path) -> None:
     played = PlayedFrontend(shm_dir, chunks)
     params = SamplingParams(
         max_tokens=7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=4, stop=("x", "y"),
-        ignore_eos=True,
+        ignore_eos=True, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.5,
+        min_tokens=2, timeout=50.0,
     )  # fmt: skip
+    variables = {"enable_thinking": False}
     try:
         with gateway_before(played) as (_, place), OpenAIServer(place.url) as server:
-            got = list(server.chat(HELLO, params))
+            got = list(server.chat(HELLO, params, chat_template_kwargs=variables))
     finally:
         played.close()
     assert "".join(chunk.text for chunk in got) == "".join(texts)
@@ -52,6 +54,7 @@ def test_parameters_go_out_and_any_text_comes_back(shm_dir: Path) -> None:
     assert 0 < metrics.time_to_first_token <= metrics.total_time
     (submitted,) = played.submitted
     assert submitted.params == params
+    assert submitted.chat_template_kwargs == variables
     assert submitted.messages == tuple(HELLO)
 
 

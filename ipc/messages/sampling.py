@@ -27,7 +27,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_tokens: most tokens generated; exact under speculation.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_p: keep the smallest set of tokens whose probability reaches this, in (0, 1].
-        top_k: keep the k most likely tokens; 0 keeps all.
+        top_k: keep the k most likely tokens; 0 keeps all (clients may say -1).
         min_p: drop tokens less likely than ``min_p`` times the most likely one, in [0, 1].
         seed: noise key; None lets the frontend draw one.
         ignore_eos: go on after an end-of-sequence token.

@@ -1,8 +1,8 @@
-"""The best few tokens of each row under noised scores, as a tournament of blocks.
+"""Noised scores of a row's candidates: its best few tokens, and the token that was fed next.
 
-Score and token of an entry make one integer whose order is that of the scores, lower ids first
-among equals; blocks keep their best by bitonic sorting, and blocks of those who were kept theirs,
-until one is left.
+The best are found by a tournament. Score and token of an entry make one integer whose order is that
+of the scores, lower ids first among equals. Blocks of the vocabulary keep their best by bitonic
+sorting, then blocks of what was kept do, until one block is left.
 """
 # mypy: allow-untyped-defs
 
@@ -16,8 +16,9 @@ from models.cuda.noise import VOCAB_BLOCK, noised_scores, score
 from models.cuda.overlap import after_previous, overlap
 
 MOST = 256
-"""Entries kept up to which the tournament is played; beyond, torch selects."""
-_WORST = tl.constexpr(-(1 << 63))
+"""Most entries a row for which the tournament is played; torch sorts whole rows for more."""
+
+_WORST = tl.constexpr(-(1 << 63))  # stands for no entry: below every packed score
 
 
 @triton.jit
@@ -115,8 +116,9 @@ def best_scores(
     rows, vocab = logits.shape
     n = min(n, vocab)
     if n > MOST or not rows:
-        values, tokens = noised_scores(logits, keys, inverse_temperature).topk(n, dim=1)
-        return values, tokens
+        scores = noised_scores(logits, keys, inverse_temperature)
+        values, tokens = scores.sort(dim=1, descending=True, stable=True)
+        return values[:, :n].contiguous(), tokens[:, :n].contiguous()
     keep = triton.next_power_of_2(n)
     how = {"num_warps": 4, **overlap(logits)}
     block = max(VOCAB_BLOCK, 4 * keep)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from procs.http.schemas import (
     GenerationRequest,
     RequestMessage,
 )
+from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, checked, wrong_type
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
@@ -106,16 +108,8 @@ def sampling(request: GenerationRequest, n: int, max_model_len: int) -> Sampling
     elif request.max_tokens is not None:
         values["max_tokens"] = request.max_tokens
     values["logprobs"] = _logprobs(request)
-    for name in SAMPLING_NAMES:
-        value = getattr(request, name)
-        if value is None:
-            continue
-        if name == "stop" and isinstance(value, str):
-            values[name] = [value]
-        elif name == "top_k" and value == -1:  # all, to vLLM and SGLang
-            values[name] = 0
-        else:
-            values[name] = value
+    given = {name: getattr(request, name) for name in SAMPLING_NAMES}
+    values |= {name: value for name, value in given.items() if value is not None}
     return checked(None, values)
 
 
@@ -123,6 +117,18 @@ def given_limit(request: GenerationRequest) -> bool:
     """Whether the request itself says how long the answer may be."""
     newer = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
     return newer or request.max_tokens is not None
+
+
+@contextlib.contextmanager
+def limit_as_given(request: ChatRequest) -> Iterator[None]:
+    """What is wrong with the limit is told of the field that the request has it in."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field != "max_tokens" or request.max_completion_tokens is None:
+            raise
+        reason = str(error).removeprefix("max_tokens: ")
+        raise ApiError(error.code, reason, "max_completion_tokens") from None
 
 
 def _chat_limit(request: ChatRequest, max_model_len: int) -> int:

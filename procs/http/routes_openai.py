@@ -77,19 +77,20 @@ async def chat_completions(
     service.check_model(wanted.model)
     prompt = parse.conversation(wanted)
     n = parse.choices(wanted, [prompt])
-    params = parse.sampling(wanted, n, service.max_model_len)
-    answers = service.answers([prompt], params, parse.given_limit(wanted))
-    renderer = ChatRenderer(
-        answers=answers,
-        id=_new_id("chatcmpl"),
-        model=service.model_name,
-        created=int(time.time()),
-        include_usage=_include_usage(wanted),
-        with_logprobs=params.logprobs is not None,
-    )
-    if wanted.stream:
-        return await stream(request, answers, renderer)
-    return Response(await _whole(request, answers, renderer))
+    with parse.limit_as_given(wanted):
+        params = parse.sampling(wanted, n, service.max_model_len)
+        answers = service.answers([prompt], params, parse.given_limit(wanted))
+        renderer = ChatRenderer(
+            answers=answers,
+            id=_new_id("chatcmpl"),
+            model=service.model_name,
+            created=int(time.time()),
+            include_usage=_include_usage(wanted),
+            with_logprobs=params.logprobs is not None,
+        )
+        if wanted.stream:
+            return await stream(request, answers, renderer)
+        return Response(await _whole(request, answers, renderer))
 
 
 @get("/models")

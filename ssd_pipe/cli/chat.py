@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 from urllib.parse import urlsplit
 
 import typer
@@ -17,7 +17,15 @@ from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.line_input import read_message
 from ssd_pipe.cli.options import Sampling, sampling_options
 from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
-from ssd_pipe.cli.talk import AnswerStream, Metrics, System, print_metrics, show
+from ssd_pipe.cli.talk import (
+    AnswerStream,
+    Metrics,
+    System,
+    TemplateKwargs,
+    parse_variables,
+    print_metrics,
+    show,
+)
 from ssd_pipe.errors import ConfigError, RequestError
 from ssd_pipe.params import SamplingParams
 
@@ -31,7 +39,13 @@ COMMANDS = """\
 class Server(Protocol):
     """Who answers: a pipeline's client, or an OpenAIServer."""
 
-    def chat(self, messages: list[ChatMessage], params: SamplingParams) -> AnswerStream:
+    def chat(
+        self,
+        messages: list[ChatMessage],
+        params: SamplingParams,
+        *,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> AnswerStream:
         """Stream the answer to a conversation."""
 
 
@@ -41,6 +55,7 @@ def chat(
     sampling: Sampling,
     place: Place,
     system: System = "",
+    template_kwargs: TemplateKwargs = None,
     metrics: Metrics = False,
     show_speculation: Annotated[
         bool,
@@ -63,11 +78,12 @@ def chat(
         raise ConfigError("--show-speculation", "a server at --url does not tell; use --run")
     if not url and (model or api_key):
         raise ConfigError("--model" if model else "--api-key", "is for a server at --url")
+    variables = parse_variables(template_kwargs)
     colours = show_speculation and colours_wanted()
     if colours:
         print(legend(), file=sys.stderr)
     with _server(place, url, model, api_key, sampling.limited) as server:
-        Conversation(server, sampling.params, system, metrics, colours).run()
+        Conversation(server, sampling.params, system, variables, metrics, colours).run()
 
 
 def _server(
@@ -97,11 +113,18 @@ class Conversation:
     """The turns so far and how answers are shown."""
 
     def __init__(
-        self, server: Server, params: SamplingParams, system: str, metrics: bool, colours: bool
+        self,
+        server: Server,
+        params: SamplingParams,
+        system: str,
+        variables: dict[str, Any] | None,
+        metrics: bool,
+        colours: bool,
     ) -> None:
         self._server = server
         self._params = params
         self._system = system
+        self._variables = variables
         self._metrics = metrics
         self._paint = coloured if colours else None
         self._turns: list[ChatMessage] = []
@@ -134,7 +157,9 @@ class Conversation:
         opening = [ChatMessage("system", self._system)] if self._system else []
         answer: list[str] = []
         try:
-            stream = self._server.chat([*opening, *turns], self._params)
+            stream = self._server.chat(
+                [*opening, *turns], self._params, chat_template_kwargs=self._variables
+            )
             _, numbers = show(stream, answer, self._paint)
         except RequestError as error:
             print(f"error: {error}", file=sys.stderr)

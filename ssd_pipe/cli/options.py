@@ -21,7 +21,7 @@ from ssd_pipe.config import (
 )
 from ssd_pipe.config_load import load, parse_fan_out, parse_set
 from ssd_pipe.errors import ConfigError, RequestError
-from ssd_pipe.params import SamplingParams
+from ssd_pipe.params import SamplingParams, checked
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -147,12 +147,12 @@ def _sampling(values: dict[str, Any]) -> Sampling:
     given = {name: value for name, value in values.items() if value is not None}
     limited = "max_tokens" in given
     given.setdefault("max_tokens", MAX_TOKENS)
-    params = SamplingParams(**{**given, "stop": tuple(given["stop"])})
     try:
-        params.validate()
+        params = checked(None, given)
     except RequestError as error:
+        field = error.field.partition(".")[0]
         reason = str(error).removeprefix(f"{error.field}: ")
-        raise ConfigError(f"--{error.field.replace('_', '-')}", reason) from None
+        raise ConfigError(f"--{field.replace('_', '-')}", reason) from None
     return Sampling(params, limited)
 
 
@@ -168,8 +168,16 @@ sampling_options = expand(
         ),
         option("temperature", Annotated[float, typer.Option(help="0 is greedy")], 0.0),
         option("top_p", Annotated[float, typer.Option("--top-p")], 1.0),
-        option("top_k", Annotated[int, typer.Option("--top-k", help="0 = off")], 0),
+        option("top_k", Annotated[int, typer.Option("--top-k", help="0 or -1 = off")], 0),
         option("min_p", Annotated[float, typer.Option("--min-p")], 0.0),
+        option(
+            "repetition_penalty",
+            Annotated[float, typer.Option("--repetition-penalty", help="1 = off")],
+            1.0,
+        ),
+        option("presence_penalty", Annotated[float, typer.Option("--presence-penalty")], 0.0),
+        option("frequency_penalty", Annotated[float, typer.Option("--frequency-penalty")], 0.0),
+        option("min_tokens", Annotated[int, typer.Option("--min-tokens")], 0),
         option("seed", Annotated[int | None, typer.Option(help="same seed, same answer")]),
         option("ignore_eos", Annotated[bool, typer.Option("--ignore-eos")], False),
         option("timeout", Annotated[float | None, typer.Option(help="seconds, then give up")]),

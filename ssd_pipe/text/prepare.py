@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ipc.messages.client import MAX_ID, Submit
 from ipc.messages.sampling import GREEDY_BELOW, NoiseKey, Processors
@@ -14,7 +15,7 @@ from ssd_pipe.text.response_format import grammar_of
 from ssd_pipe.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters; more takes longer to tokenize than an event loop should wait
-TURN_TEXT = 16  # characters a turn counts for besides its own
+PART_TEXT = 16  # characters that a turn, or a value for its template, counts for besides its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,10 @@ class Preparer:
         """Whether tokenizing it should not be done on an event loop."""
         length = len(submit.prompt or "")
         for message in submit.messages or ():
-            length += len(message.role) + len(message.content) + TURN_TEXT
+            length += len(message.role) + len(message.content) + PART_TEXT
             if length > LONG_TEXT:
-                break
+                return True
+        length += _text_within(submit.chat_template_kwargs, LONG_TEXT - length)
         return length > LONG_TEXT or submit.params.response_format is not None
 
     def prepare(self, submit: Submit) -> Prepared:
@@ -70,8 +72,8 @@ class Preparer:
         if submit.must_fit and params.max_tokens > room:
             raise RequestError(
                 400,
-                f"{params.max_tokens} (or max_completion_tokens) with the prompt's {len(tokens)} "
-                f"tokens exceed max_model_len = {self._max_model_len}",
+                f"must be at most {room} (max_model_len = {self._max_model_len} less the prompt's "
+                f"{len(tokens)} tokens), got {params.max_tokens}",
                 "max_tokens",
             )
         eos = () if params.ignore_eos else self._eos_ids
@@ -158,6 +160,21 @@ class Preparer:
                 raise RequestError(
                     400, f"{token_id} is not a token id, they are 0..{self._vocab_size - 1}", field
                 )
+
+
+def _text_within(value: Any, limit: int) -> int:
+    """Characters that a free-form value counts for; not much more than ``limit``."""
+    length, rest = 0, [value] if value else []
+    while rest and length <= limit:
+        part = rest.pop()
+        length += PART_TEXT
+        if isinstance(part, str | bytes):
+            length += len(part)
+        elif isinstance(part, dict):
+            rest += [*part.keys(), *part.values()]
+        elif isinstance(part, list):
+            rest += part
+    return length
 
 
 def _keys(params: SamplingParams, processors: Processors | None) -> list[NoiseKey]:

@@ -76,6 +76,15 @@ def test_reset_forgets_and_system_sets(running: Running, place: list[str]) -> No
     assert done.stdout.decode() == "".join(f"{answer}\n" for answer in answers)
 
 
+def test_variables_reach_the_chat_template(running: Running, place: list[str]) -> None:
+    done = chat([*place, "--chat-template-kwargs", '{"thinking": true}'], "one\n")
+    assert done.returncode == 0, done.stderr
+    variables = {"thinking": True}
+    thinking = running.client.chat("one", PARAMS, chat_template_kwargs=variables).result().text
+    assert done.stdout.decode() == f"{thinking}\n"
+    assert thinking != said(running, "one")
+
+
 def test_messages_of_several_lines(running: Running) -> None:
     done = chat(running.place, 'a \\\nb\n/reset\n"""a\nb\n\nc"""\n/reset\n"""\nlast\n')
     answers = [said(running, text) for text in ("a \nb", "a\nb\n\nc", "last")]

@@ -248,7 +248,8 @@ def test_logprobs_describe_the_tokens_of_the_answer(api: openai.OpenAI) -> None:
         ),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
         (CHAT, {"messages": HELLO, "max_tokens": CONTEXT}, "max_tokens"),
-        (CHAT, {"messages": HELLO, "max_completion_tokens": CONTEXT}, "max_tokens"),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": CONTEXT}, "max_completion_tokens"),
+        (CHAT, {"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens"),
         (COMPLETIONS, {"prompt": "xy", "max_tokens": CONTEXT - 1}, "max_tokens"),
         (COMPLETIONS, {"prompt": ""}, "prompt"),
         (COMPLETIONS, {"prompt": []}, "prompt"),
@@ -312,8 +313,12 @@ def test_an_answer_fills_the_context_unless_told_otherwise(server: Server) -> No
     fits = server.post(COMPLETIONS, **wanted, max_tokens=CONTEXT - 2).json
     assert fits["usage"]["total_tokens"] == CONTEXT
     error = server.post(COMPLETIONS, **wanted, max_tokens=CONTEXT - 1).error
-    for part in ("max_tokens", str(CONTEXT - 1), "2 tokens", f"max_model_len = {CONTEXT}"):
-        assert part in error["message"]
+    assert error["message"] == (
+        f"max_tokens: must be at most {CONTEXT - 2} (max_model_len = {CONTEXT} less the prompt's "
+        f"2 tokens), got {CONTEXT - 1}"
+    )
+    chat = server.post(CHAT, model=MODEL, messages=HELLO, max_completion_tokens=CONTEXT).error
+    assert chat["message"].startswith("max_completion_tokens: must be at most ")
 
 
 def test_variables_of_the_chat_template(server: Server, pipe: Client) -> None:

@@ -1,12 +1,13 @@
 """What a request must be like, and what becomes of its sampling settings."""
 
 import pytest
+from msgspec.structs import replace
 
-from ipc.messages.client import Submit
+from ipc.messages.client import ChatMessage, Submit
 from ipc.messages.sampling import NoiseKey
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams
-from ssd_pipe.text.prepare import Preparer
+from ssd_pipe.text.prepare import LONG_TEXT, PART_TEXT, Preparer
 from tests.text.vocabularies import byte_level
 
 VOCAB = byte_level().vocab_size
@@ -115,3 +116,38 @@ def test_unlimited_sampling_seeds_differ_between_requests():
     params = {"temperature": 1.0, "n": 2}
     keys = prepare(**params).keys + prepare(**params).keys
     assert len({key.seed for key in keys}) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, False),
+        ({"enable_thinking": False, "date": "x" * 99}, False),
+        ({"documents": [{"text": "x" * LONG_TEXT}]}, True),
+        ({"a": {"x" * LONG_TEXT: 1}}, True),
+        ({"a": [[0] * LONG_TEXT]}, True),
+    ],
+)
+def test_what_a_template_is_given_counts_where_an_event_loop_would_wait(given, expected):
+    hello = (ChatMessage("user", "hello"),)
+    submit = Submit(id="a", messages=hello, chat_template_kwargs=given)
+    assert PREPARER.is_long(submit) is expected
+    # together with the conversation
+    almost = (ChatMessage("user", "x" * (LONG_TEXT - 4 - PART_TEXT)),)
+    assert not PREPARER.is_long(Submit(id="a", messages=almost))
+    submit = Submit(id="a", messages=almost, chat_template_kwargs={"date": 1})
+    assert PREPARER.is_long(submit)
+
+
+def test_a_limit_without_room_is_told_with_the_room_and_its_reason():
+    fits = Submit(id="a", prompt="abc", params=SamplingParams(max_tokens=61), must_fit=True)
+    tokens = len(PREPARER.prepare(fits).tokens)
+    wrong = replace(fits, params=SamplingParams(max_tokens=65))
+    with pytest.raises(RequestError) as caught:
+        PREPARER.prepare(wrong)
+    assert str(caught.value) == (
+        f"max_tokens: must be at most {64 - tokens} (max_model_len = 64 less the prompt's "
+        f"{tokens} tokens), got 65"
+    )
+    assert (caught.value.code, caught.value.field) == (400, "max_tokens")
+    assert PREPARER.prepare(replace(wrong, must_fit=False)).max_tokens == 64 - tokens
