@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,10 +54,21 @@ def run(runtime: Runtime) -> None:
         worker.serve(profiler)
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What is to be told of a round: when its depths were there (ns), and whether it was cut."""
+
+    times: DraftTimes
+    rids: list[int]
+    depths: list[int]
+    cut: bool
+
+
 class _Worker:
     def __init__(self, runtime: Runtime, sizes: Dimensions) -> None:
         config = runtime.config
         self._runtime = runtime
+        self._untold: _Round | None = None
         self.sizes = sizes
         device = place(config, "draft", runtime.rank)
         runtime.notes["device"] = describe_device(device)
@@ -143,6 +155,7 @@ class _Worker:
         while not self._runtime.stopping.is_set():
             self._runtime.alive()
             if plan is None:
+                self._tell()
                 plan = self._inbox.next(0 if lagging else POLL)
             if plan is None:
                 lagging = self._speculator.prefill()
@@ -156,7 +169,13 @@ class _Worker:
             plan = waiting
 
     def _round(self, plan: DraftPlan) -> DraftPlan | None:
-        """Run a round until it ends or the next plan comes; returns that plan."""
+        """Run a round until it ends or the next plan comes; returns that plan.
+
+        Of a leased round the others hear while the next one's glue pass runs: the target's GPU
+        waits for that round's tokens.
+        """
+        if not plan.number:
+            self._tell()
         started = time.monotonic_ns()
         stamps = {"backup": started, "glue": started}
         depths: list[int] = []
@@ -195,22 +214,35 @@ class _Worker:
             branches=self._speculator.branches,
             free_blocks=self._blocks.num_free,
         )
+        self._tell()
+        self._untold = _Round(
+            times, self._speculator.request_ids(plan), depths, following is not None
+        )
+        if not plan.number:
+            self._tell()
+        return following
+
+    def _tell(self) -> None:
+        """The scheduler and the log of the last round, unless that was done."""
+        told, self._untold = self._untold, None
+        if told is None:
+            return
+        times = told.times
         self._notices.send(times)
-        if not plan.rows:
-            return following
+        if not told.rids:
+            return
         self._runtime.log.info(
             "draft",
-            round=plan.round,
-            start=started,
+            round=times.round,
+            start=times.started_ns,
             backup=times.backup_ns,
             glue=times.glue_ns,
-            depths=depths,
+            depths=told.depths,
             end=times.finished_ns,
-            rids=self._speculator.request_ids(plan),
+            rids=told.rids,
             branches=times.branches,
-            cut=following is not None,
+            cut=told.cut,
         )
-        return following
 
     def _stages(self, plan: DraftPlan) -> Iterator[str]:
         records = self._records
@@ -226,7 +258,7 @@ class _Worker:
         def skip(slot: int) -> None:
             records.skip(slot, plan.number)
 
-        return self._speculator.round(plan, answer, skip, self._inbox.interrupted)
+        return self._speculator.round(plan, answer, skip, self._inbox.interrupted, self._tell)
 
 
 def _graphs(

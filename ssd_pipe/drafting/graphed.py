@@ -183,14 +183,20 @@ class GraphedDraft:
         return forked
 
     def grow_forked(
-        self, forked: Forked, meanwhile: Callable[[], None], interrupted: Callable[[], bool]
+        self,
+        forked: Forked,
+        meanwhile: tuple[Callable[[], None], Callable[[], None]],
+        interrupted: Callable[[], bool],
     ) -> Iterator[None]:
         """Go on with a tree that ``fork`` began; yields when the glue pass is through, then as each
         depth is there.
 
-        Left early, or ``interrupted``, it launches no further steps.
+        Left early, or ``interrupted``, it launches no further steps. ``meanwhile`` is called while
+        the GPU is busy, the one with the glue pass and the other with the first step.
         """
         graph, launched = forked.tree, 1
+        during_glue, during_step = meanwhile
+        during_glue()
         if not wait_until(forked.arrived.passed, interrupted):
             return
         yield
@@ -199,7 +205,7 @@ class GraphedDraft:
                 graph.launch_part(launched)
                 launched += 1
             if step == 0:
-                meanwhile()
+                during_step()
             if not wait_until(partial(graph.ended, step), interrupted):
                 return
             yield

@@ -138,11 +138,13 @@ class Speculator:
         answer: Callable[[ChainReady], None],
         skip: Callable[[int], None] = lambda slot: None,
         interrupted: Callable[[], bool] = lambda: False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[str]:
         """Run a plan's round; yields the stage just done: "backup", "glue", "step".
 
         ``skip`` is told of slots that get no branches. Under a lease the wait for a pass over the
-        branches ends when ``interrupted`` says so.
+        branches ends when ``interrupted`` says so, and ``meanwhile`` is called once the glue pass
+        is under way, if the GPU does all that follows by itself.
         """
         trunks, number = self._trunks, plan.number
         effort = Effort(
@@ -167,7 +169,8 @@ class Speculator:
         if forked is not None and self._graphs is not None:
             growing, self._tree = forked
             stage = "glue"
-            for _ in self._graphs.grow_forked(growing, self._outcomes.study, interrupted):
+            tasks = (meanwhile, self._outcomes.study)
+            for _ in self._graphs.grow_forked(growing, tasks, interrupted):
                 yield stage
                 stage = "step"
             return
