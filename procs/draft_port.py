@@ -133,7 +133,7 @@ class DraftPort:
         try:
             self._plans[worker].send(plan, min(self._patience, PATIENCE))
         except PeerLost:
-            self._give_up(f"{self._names[worker]}: takes no plans")
+            self._give_up("takes no plans", worker)
 
     # ------------------------------------------------------------ with and without it
 
@@ -147,7 +147,7 @@ class DraftPort:
             if self.trouble:
                 self.trouble = absence
             else:
-                self._give_up(absence)
+                self._lose(absence)
         elif self.trouble:
             self._ask(planner, wait)
         if self.trouble:
@@ -162,11 +162,13 @@ class DraftPort:
         started = time.monotonic()
         while self.trouble and self._waiter.goes_on(started):
             self.look(planner, (), wait=PEER_POLL)
-            reason = self._absence()
-            if not reason and time.monotonic() - started > GREETING:
-                reason = f"{DRAFT}: does not answer"
-            if self.trouble and reason:
-                self._give_up(reason)
+            if not self.trouble:
+                return
+            if absence := self._absence():
+                self._lose(absence)
+                return
+            if time.monotonic() - started > GREETING:
+                self._give_up("does not answer", min(self._unanswered, default=0))
                 return
 
     def _absence(self) -> str:
@@ -202,22 +204,26 @@ class DraftPort:
     def missed(self, what: str) -> None:
         """The GPU of the target has waited for the draft in vain. Raises PeerLost."""
         if not self.trouble:
-            self._give_up(f"{DRAFT}: {what} late")
+            self._give_up(f"{what} late")
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, why: str, worker: int = 0) -> None:
+        name = self._names[worker]
         if self._needed:
-            raise PeerLost(reason)
+            raise PeerLost(f"{name}: {why}", name)
+        self._lose(f"{name}: {why}")
+
+    def _lose(self, reason: str) -> None:
         self.trouble = reason
         self.losses += 1
         self._held = None
         self._runtime.log.warning("degraded", reason=reason)
 
-    def _check(self, started: float, what: str) -> bool:
-        """Whether a wait for the draft is to go on. Raises PeerLost."""
+    def _check(self, started: float, what: str, worker: int = 0) -> bool:
+        """Whether a wait for a worker is to go on. Raises PeerLost."""
         if absence := self._absence():
-            self._give_up(absence)
+            self._lose(absence)
         elif time.monotonic() - started > self._patience:
-            self._give_up(f"{DRAFT}: no {what} within {self._patience:g} s")
+            self._give_up(f"no {what} within {self._patience:g} s", worker)
         return self._waiter.goes_on(started) and not self.trouble
 
     # ------------------------------------------------------------ waiting
@@ -280,7 +286,7 @@ class DraftPort:
                         if notice.round == planner.round:
                             planner.cached.deepen(request)
                             break  # that worker has done what it will do
-                if not self._check(started, "token"):
+                if not self._check(started, "token", worker):
                     return 0
         finally:
             planner.cached.announce_wait(False)

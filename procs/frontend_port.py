@@ -63,7 +63,7 @@ class FrontendPort:
             if self._took(data):
                 return
         if not self._stopping.is_set():
-            raise PeerLost("the frontend no longer takes tokens")
+            raise PeerLost("frontend: takes no tokens", "frontend")
 
     def _took(self, data: bytes) -> bool:
         try:

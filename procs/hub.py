@@ -113,8 +113,9 @@ class Hub:
 
     def raise_lost(self) -> None:
         """Raise PeerLost if a process the group needs has been lost, naming the first. Cheap."""
-        if self._roster.first_loss:
-            raise PeerLost(self._roster.first_loss)
+        loss = self._roster.first_loss
+        if loss is not None:
+            raise PeerLost(loss.reason, loss.name)
 
     def absence(self, name: str) -> str:
         """Why a process that the group can do without is not there, empty while it is. Cheap."""
@@ -225,7 +226,7 @@ class Hub:
             if self._group is not None and peer.socket is not None:
                 self._send(peer.socket, route, self._group)  # the others have had it
             self._news.set()
-        elif isinstance(message, Failed) and self._roster.lose(peer, message.message):
+        elif isinstance(message, Failed) and self._roster.lose(peer, message.message, message.peer):
             self._news.set()
 
     def _send_queued(self) -> None:

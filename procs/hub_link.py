@@ -28,6 +28,7 @@ from ipc.messages.hub import (
 )
 from procs.liveness import Pulse, StopFlag, Wakeup, readable
 from ssd_pipe.errors import PeerLost, ResourceError
+from ssd_pipe.members import HUB_ROLE
 from ssd_pipe.running_time import RunningTime
 
 BEATS_PER_TIMEOUT = 4
@@ -108,9 +109,9 @@ class HubLink:
             self._wait(deadline, f"the other processes were not ready within {timeout:g} s")
         return self._group.facts
 
-    def failed(self, message: str) -> None:
-        """Tell the hub why this process ends."""
-        self._post(Failed(name=self._name, message=message))
+    def failed(self, message: str, peer: str = "") -> None:
+        """Tell the hub why this process ends, and whom it misses if that is why."""
+        self._post(Failed(name=self._name, message=message, peer=peer))
 
     def close(self) -> None:
         """Deliver what is queued and disconnect. Idempotent."""
@@ -129,7 +130,7 @@ class HubLink:
     def _wait(self, deadline: float, message: str) -> None:
         """Sleep until there is news. Raises PeerLost (``message`` at the deadline) or Stopping."""
         if self.lost:
-            raise PeerLost(self.lost)
+            raise PeerLost(self.lost, HUB_ROLE)
         self._stopping.check()
         left = deadline - time.monotonic()
         if left <= 0:

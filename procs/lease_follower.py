@@ -94,7 +94,9 @@ class LeaseFollower:
                 continue
             if not self._waiter.goes_on(since):
                 if time.monotonic() > since + STUCK:
-                    raise PeerLost(f"no leased round ended within {STUCK:.0f} s")
+                    raise PeerLost(
+                        f"target-0: no leased round ended within {STUCK:.0f} s", "target-0"
+                    )
                 break
             if self._waiter.absence(DRAFT):
                 self._speak_for_draft(leased)

@@ -27,6 +27,7 @@ class Waiter:
     def message(
         self,
         receiver: TypedReceiver[T],
+        peer: str,
         what: str,
         done: Callable[[T], bool],
         meanwhile: Callable[[], None] = lambda: None,
@@ -35,7 +36,8 @@ class Waiter:
 
         ``meanwhile`` is done whenever the receiver wakes up without one.
 
-        Raises PeerLost if a process of the group is gone, or if ``what`` does not come in time.
+        Raises PeerLost if a process of the group is gone, or if ``what`` does not come in time
+        from ``peer``.
         """
         deadline = time.monotonic() + STUCK
         while not self._runtime.stopping.is_set():
@@ -48,7 +50,7 @@ class Waiter:
             meanwhile()
             self._hub.raise_lost()
             if time.monotonic() > deadline:
-                raise PeerLost(f"no {what} within {STUCK:.0f} s")
+                raise PeerLost(f"{peer}: no {what} within {STUCK:.0f} s", peer)
         return None
 
     def absence(self, name: str) -> str:

@@ -20,7 +20,10 @@ DRAIN_WAIT = 0.5
 
 
 class Blame(NamedTuple):
-    """The process that began a failure, and the failure in one line that names it."""
+    """The process that began a failure, and the failure in one line that names it.
+
+    ``name`` is empty where no single process did.
+    """
 
     name: str
     failure: str
@@ -97,7 +100,7 @@ class ProcessGroup:
                 if not child.running and child not in exited:
                     exited.append(child)
         cause = min(exited, key=self._innocence)
-        reason = cause.explain()
+        reason = cause.explain().reason
         peer = self._missed_peer(cause)
         return Blame(peer, reason) if peer else Blame(cause.name, f"{cause.name}: {reason}")
 
@@ -109,9 +112,9 @@ class ProcessGroup:
         return 2 if self._missed_peer(child) else 1
 
     def _missed_peer(self, child: Child) -> str:
-        """The other process that it names as the reason of its end (``target-0: ...``), or ""."""
-        subject = child.explain().split(maxsplit=1)[0].rstrip(":")
-        return subject if subject != child.name and subject in self._children else ""
+        """The other process of the group without which it could not go on, or ""."""
+        peer = child.explain().peer
+        return peer if peer != child.name and peer in self._children else ""
 
     def tear_down(
         self, stages: Sequence[Sequence[str]], grace: float, hurry: Callable[[], bool]

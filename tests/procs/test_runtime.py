@@ -17,6 +17,7 @@ from ipc.rundir import list_runs
 from procs.hub import expected_names
 from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe.config import PipelineConfig, TargetSection
+from ssd_pipe.last_words import LastWords
 from tests.procs.group import MEMBERS, Group
 from tests.waiting import wait_for
 
@@ -124,6 +125,27 @@ def test_a_stuck_worker_is_noticed(make_group: Any) -> None:
     assert group.hear("scheduler", "lost")["reason"] == "target-0: no heartbeat for 1 s"
     assert group.end("scheduler") == (1, "error: target-0: no heartbeat for 1 s\n")
     assert group.end("frontend")[0] == 0
+
+
+def words_of_scheduler(group: Any, target: str) -> LastWords | None:
+    """What it says last when a supervisor has started it."""
+    group.start("frontend")
+    group.start("target-0", target)
+    group.start("scheduler", SSD_SUPERVISOR_PID=str(os.getpid()))
+    status, stderr = group.end("scheduler")
+    assert status == 1
+    (line,) = stderr.splitlines()
+    return LastWords.read(line)
+
+
+def test_a_supervisor_is_told_the_name_of_a_stuck_process(make_group: Any) -> None:
+    words = words_of_scheduler(make_group(beat_timeout=1.0), "stuck")
+    assert words == ("target-0: no heartbeat for 1 s", "target-0")
+
+
+def test_the_process_that_another_one_misses_is_told_on(make_group: Any) -> None:
+    words = words_of_scheduler(make_group(), "misses-frontend")
+    assert words == ("target-0: nothing comes from over there", "frontend")
 
 
 def test_a_stuck_scheduler_is_noticed(make_group: Any) -> None:
