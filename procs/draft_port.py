@@ -159,7 +159,7 @@ class DraftPort:
     def greet(self, planner: RoundPlanner) -> None:
         """Begin with a draft that has just become ready."""
         planner.drafting = False
-        started = time.monotonic()
+        started = self._waiter.now()
         while self.trouble and self._waiter.goes_on(started):
             self.look(planner, (), wait=PEER_POLL)
             if not self.trouble:
@@ -167,7 +167,7 @@ class DraftPort:
             if absence := self._absence():
                 self._lose(absence)
                 return
-            if time.monotonic() - started > GREETING:
+            if self._waiter.now() - started > GREETING:
                 self._give_up("does not answer", min(self._unanswered, default=0))
                 return
 
@@ -219,10 +219,13 @@ class DraftPort:
         self._runtime.log.warning("degraded", reason=reason)
 
     def _check(self, started: float, what: str, worker: int = 0) -> bool:
-        """Whether a wait for a worker is to go on. Raises PeerLost."""
+        """Whether a wait for a worker, begun at ``started`` (of the waiter's clock), is to go on.
+
+        Raises PeerLost.
+        """
         if absence := self._absence():
             self._lose(absence)
-        elif time.monotonic() - started > self._patience:
+        elif self._waiter.now() - started > self._patience:
             self._give_up(f"no {what} within {self._patience:g} s", worker)
         return self._waiter.goes_on(started) and not self.trouble
 
@@ -245,7 +248,7 @@ class DraftPort:
             meanwhile: what can be done while the draft works.
         """
         pending = set(backups)
-        started = time.monotonic()
+        started = self._waiter.now()
         meanwhile()
         while pending and not self.trouble:
             notice = self._notices[0].recv(PEER_POLL)
@@ -258,7 +261,7 @@ class DraftPort:
                 planner.take_backup(waiting[notice.slot], notice)
             if pending and not self._check(started, "backup chain"):
                 break
-        seconds = self._times.waited(time.monotonic() - started)
+        seconds = self._times.waited(self._waiter.now() - started)
         self._times.backup_wait_seconds += seconds
         # Before a request's second token, the draft may have had its prompt to read first.
         if not pending and all(
@@ -275,7 +278,7 @@ class DraftPort:
         if not planner.worth_waiting(request, batch):
             return 0
         worker = owner(request.slot, request.entry, len(self._names))
-        started = time.monotonic()
+        started = self._waiter.now()
         planner.cached.announce_wait(True)
         try:
             while planner.worth_waiting(request, batch):
@@ -290,7 +293,7 @@ class DraftPort:
                     return 0
         finally:
             planner.cached.announce_wait(False)
-        self._times.depth_wait_seconds += self._times.waited(time.monotonic() - started)
+        self._times.depth_wait_seconds += self._times.waited(self._waiter.now() - started)
         return time.monotonic_ns()
 
     def drain(self, planner: RoundPlanner) -> None:

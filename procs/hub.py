@@ -29,7 +29,8 @@ from ipc.messages.hub import (
     Shutdown,
     Welcome,
 )
-from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE, TURNS_PER_TIMEOUT
+from ipc.running_time import RunningTime
+from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE, TURN, TURNS_PER_TIMEOUT
 from procs.liveness import Wakeup, readable
 from procs.peer import Peer, local_pid
 from procs.roster import Roster
@@ -86,18 +87,20 @@ class Hub:
             PeerLost: one failed (the text is its own message) or ``timeout`` seconds passed.
             Stopping: asked to stop meanwhile.
         """
-        deadline = time.monotonic() + timeout
+        clock = RunningTime(TURN)
         while True:
             self.raise_lost()
             late = self._roster.late()
             if not late:
                 return self._roster.facts()
             self._runtime.stopping.check()
-            left = deadline - time.monotonic()
+            left = timeout - clock.read()
             if left <= 0:
                 who = ", ".join(f"{n} ({state or 'not connected'})" for n, state in late.items())
-                raise PeerLost(f"not ready within {timeout:g} s: {who}")
-            readable([self._news.fileno(), self._runtime.stopping.fileno()], left)
+                single = next(iter(late)) if len(late) == 1 else ""
+                raise PeerLost(f"not ready within {timeout:g} s: {who}", single)
+            fds = [self._news.fileno(), self._runtime.stopping.fileno()]
+            readable(fds, min(left, TURN))
             self._news.clear()
 
     def announce(self, facts: dict[str, int]) -> None:

@@ -12,11 +12,11 @@ import zmq
 from structlog.typing import FilteringBoundLogger
 
 from ipc.messages.hub import Hello, ProcessState, Ready
+from ipc.running_time import RunningTime
 from procs.hub_link import TURNS_PER_TIMEOUT
 from procs.peer import Peer
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.restarts import solo_roles
-from ssd_pipe.running_time import RunningTime
 
 LOADING_SILENCE = 60.0  # seconds; importing a large library can hold up even the beat thread
 LAST_WORDS = 0.2  # seconds between a process's death and taking it for one without a message

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from ipc.messages.client import StatusReply
 from ipc.messages.hub import ProcessState
+from ipc.running_time import RunningTime
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.group import TURN, Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.relay import Sink
-from ssd_pipe.running_time import RunningTime
 from ssd_pipe.solo import SoloProcesses, end_of
 from ssd_pipe.status_probe import StatusProbe
 
@@ -95,28 +95,25 @@ class Life(contextlib.AbstractContextManager["Life"]):
         self._probe.interval = READY_PROBE
         clock = RunningTime(READY_TURN)
         self._probe.restart()
-        now = time.monotonic()
-        solo = SoloProcesses(self._config, self._group, self._launcher, self._sink, now)
+        solo = SoloProcesses(self._config, self._group, self._launcher, self._sink, clock.now)
         while not self.blame and not self._stopping():
             self._group.turn(READY_TURN)
-            self.blame = self._look(solo, clock.read()) or solo.turn(time.monotonic())
+            now = clock.read()
+            self.blame = self._look(solo, now) or solo.turn(now)
 
     def _look(self, solo: SoloProcesses, now: float) -> Blame | None:
         """What ends the group, None if nothing does. ``now`` is a time of the turns' clock."""
         if self._group.broken:
-            return self._lost(self._group.blame(), solo)
+            blame = self._group.blame()
+            return solo.lost(*blame, now) if solo.covers(blame.name) else blame
         if reply := self._probe.poll(now):
-            return self._take(reply, solo)
+            return self._take(reply, solo, now)
         limit = self._config.run.beat_timeout
         if now - self._probe.answered > limit:
             return Blame("frontend", f"frontend: no answer for {limit:g} s")
         return None
 
-    @staticmethod
-    def _lost(blame: Blame, solo: SoloProcesses) -> Blame | None:
-        return solo.lost(*blame, time.monotonic()) if solo.covers(blame.name) else blame
-
-    def _take(self, reply: StatusReply, solo: SoloProcesses) -> Blame | None:
+    def _take(self, reply: StatusReply, solo: SoloProcesses, now: float) -> Blame | None:
         for process in reply.processes:
             if process.state == "dead" and not solo.covers(process.name):
                 return end_of(process)
@@ -125,7 +122,7 @@ class Life(contextlib.AbstractContextManager["Life"]):
         elif self.degraded and not reply.degraded:
             self._sink.event("info", "no longer degraded")
         self.degraded = reply.degraded
-        return solo.look(reply.processes, time.monotonic())
+        return solo.look(reply.processes, now)
 
     def _late(self) -> list[str]:
         """Names of the processes that are not ready yet."""

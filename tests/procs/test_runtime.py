@@ -176,10 +176,30 @@ def test_a_machine_that_stands_still_is_no_loss(make_group: Any) -> None:
     group = make_group(beat_timeout=1.0)
     group.start_all()
     group.until_ready()
-    all_members(group, signal.SIGSTOP)
-    time.sleep(2.5)
-    all_members(group, signal.SIGCONT)
+    stop_for(group, 2.5)
     assert_goes_on(group)
+
+
+def test_a_machine_that_stands_still_delays_no_start(make_group: Any) -> None:
+    """While a process waits for the scheduler, and while these two wait for a third one."""
+    group = make_group(ready_timeout=4.0)
+    group.start("frontend")
+    wait_for(lambda: bool(list(group.folder.glob("logs/r/frontend.jsonl"))))
+    stop_for(group, 4.5, "frontend")
+    group.start("scheduler")
+    group.hear("scheduler", "listening")
+    wait_for(lambda: any(r["event"] == "connected" for r in group.log("scheduler")))
+    stop_for(group, 4.5, "scheduler", "frontend")
+    group.start("target-0")
+    for name in group.names:
+        group.hear(name, "ready")
+    assert_goes_on(group)
+
+
+def stop_for(group: Any, seconds: float, *names: str) -> None:
+    all_members(group, signal.SIGSTOP, *names)
+    time.sleep(seconds)
+    all_members(group, signal.SIGCONT, *names)
 
 
 def test_those_who_are_silent_together_get_one_more_interval(make_group: Any) -> None:
