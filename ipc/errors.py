@@ -43,7 +43,15 @@ class RequestError(SsdPipeError):
 
 
 class PeerLost(SsdPipeError):
-    """A process this one depends on died, stopped answering, or missed a deadline."""
+    """A process this one depends on died, stopped answering, or missed a deadline.
+
+    Attributes:
+        peer: name of that process; empty where it is not known, or not one of a pipeline.
+    """
+
+    def __init__(self, message: str, peer: str = "") -> None:
+        super().__init__(message)
+        self.peer = peer
 
 
 class ResourceError(SsdPipeError):

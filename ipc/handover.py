@@ -13,14 +13,15 @@ draft workers has a segment of its own; the number says whose it is (``engine.pa
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 
 from ipc.doorbell import Doorbell
+from ipc.running_time import RunningTime
 from ipc.segments import create_or_open_segment, open_segment
 
+_TURN = 0.1  # seconds; of a wait for rows
 _HEADER = 16  # bytes a slot: int64 number, int64 rows (-1: the draft has lost them)
 
 
@@ -62,10 +63,11 @@ class Handover:
 
     def take(self, slot: int, number: int, length: int, timeout: float) -> np.ndarray | None:
         """The rows [length, V] of hand-over ``number`` (a view), None if lost or too late."""
-        deadline = time.monotonic() + timeout
+        clock: RunningTime | None = None
         while not self.arrived(slot, number):
-            left = deadline - time.monotonic()
-            if not self._bell.wait(max(0.0, left)) and left <= 0:
+            clock = clock or RunningTime(_TURN)
+            left = timeout - clock.read()
+            if not self._bell.wait(max(0.0, min(left, _TURN))) and left <= 0:
                 return None
         if self._header[slot, 1] < length:
             return None

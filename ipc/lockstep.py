@@ -6,13 +6,13 @@ beyond a deadline.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from ipc.errors import PeerLost, ResourceError, SsdPipeError
+from ipc.running_time import RunningTime
 
 ANSWER_TIMEOUT = 30.0  # seconds for the other side to do the same step
 _TURN = 0.2  # seconds between looks at whether this process should stop
@@ -75,8 +75,8 @@ class Lockstep:
         self.together(act, timeout)
 
     def _receive(self, timeout: float) -> bytes:
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
+        clock = RunningTime(_TURN)
+        while (left := timeout - clock.read()) > 0:
             self._check()
             message = self._back.recv(min(left, _TURN))
             if message is not None:

@@ -24,12 +24,14 @@ import msgspec
 from ipc.channel import Channel
 from ipc.errors import PeerLost, ResourceError, SsdPipeError
 from ipc.rundir import RunDir
+from ipc.running_time import RunningTime
 from ipc.shm_channel import ShmChannel
 from ipc.zmq_channel import ZmqChannel
 
 PAYLOADS = (1, 64, 4096, 65536)  # bytes, each with its own random content
 ROUND_TRIPS = 50
 CANDIDATE_TIMEOUT = 2.0  # seconds for one answer once the peer is known to be there
+_TURN = 0.1  # seconds; of waits for the peer
 _ANNOUNCE, _PING, _VERDICT = b"A", b"P", b"V"
 
 
@@ -171,12 +173,12 @@ def respond(
 
     Raises PeerLost if it did not choose within ``timeout`` seconds.
     """
-    deadline = time.monotonic() + timeout
+    clock = RunningTime(_TURN)
     with contextlib.ExitStack() as stack:
         links, rejected = _open_all(stack, rundir, link, allowed, initiator=False)
         for out, _ in links.values():
             out.send(_ANNOUNCE + msgspec.msgpack.encode(rejected))
-        while links and time.monotonic() < deadline:
+        while links and clock.read() < timeout:
             for out, back in links.values():
                 message = back.recv(0.0005)
                 while message is not None:
@@ -234,9 +236,9 @@ def echo_round_trip(out: Channel, back: Channel) -> float:
 
 def _expect(back: Channel, kind: bytes) -> bytes:
     """Body of the next message of ``kind``; announcements that came another way are skipped."""
-    deadline = time.monotonic() + CANDIDATE_TIMEOUT
-    while (left := deadline - time.monotonic()) > 0:
-        message = back.recv(left)
+    clock = RunningTime(_TURN)
+    while (left := CANDIDATE_TIMEOUT - clock.read()) > 0:
+        message = back.recv(min(left, _TURN))
         if message is not None and message[:1] != _ANNOUNCE:
             if message[:1] != kind:
                 raise PeerLost(f"unexpected answer {message[:1]!r}")
@@ -269,8 +271,8 @@ def _open_all(
 def _await_announcement(
     links: dict[str, tuple[Channel, Channel]], timeout: float
 ) -> dict[str, str]:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    clock = RunningTime(_TURN)
+    while clock.read() < timeout:
         for _, back in links.values():
             message = back.recv(0.002)
             if message is not None and message[:1] == _ANNOUNCE:

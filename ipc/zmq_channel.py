@@ -8,6 +8,9 @@ import zmq
 
 from ipc import sockets
 from ipc.errors import PeerLost
+from ipc.running_time import RunningTime
+
+_TURN = 0.05  # seconds; of a wait for room
 
 
 class ZmqChannel:
@@ -37,8 +40,11 @@ class ZmqChannel:
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.Again:
-            if not self._socket.poll(round(timeout * 1000), zmq.POLLOUT):
-                raise PeerLost(f"{self.endpoint}: queue full for {timeout:g} s") from None
+            clock, left = RunningTime(_TURN), timeout
+            while not self._socket.poll(round(max(0.0, min(left, _TURN)) * 1000), zmq.POLLOUT):
+                left = timeout - clock.read()
+                if left <= 0:
+                    raise PeerLost(f"{self.endpoint}: queue full for {timeout:g} s") from None
             self._socket.send(data, zmq.NOBLOCK)
 
     def recv(self, timeout: float) -> bytes | None:

@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from ipc.round_records import CLOCK_MARK, RoundRecords
+from ipc.running_time import RunningTime
 from procs import channels
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import Dimensions
@@ -225,7 +226,7 @@ def _hear(runtime: Runtime, name: str, meant: Callable[[_Word], bool]) -> _Word:
     Raises Stopping, ResourceError.
     """
     path = _path(runtime, name)
-    deadline = time.monotonic() + runtime.config.run.ready_timeout
+    clock = RunningTime(_POLL)
     while True:
         if path.exists():
             word = msgspec.msgpack.decode(path.read_bytes(), type=_Word)
@@ -233,5 +234,5 @@ def _hear(runtime: Runtime, name: str, meant: Callable[[_Word], bool]) -> _Word:
                 return word
         runtime.stopping.wait(_POLL)
         runtime.stopping.check()
-        if time.monotonic() > deadline:
+        if clock.read() > runtime.config.run.ready_timeout:
             raise ResourceError(f"{path}: the other process has not said anything")

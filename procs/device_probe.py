@@ -50,7 +50,7 @@ def agree(runtime: Runtime, device: torch.device) -> ProbeReport:
             report = climb(link, device, ladder(runtime.rundir.path, LINK))
         except PeerLost as error:
             other = "draft" if first else "target-0"
-            raise PeerLost(f"device probe with {other}: {error}") from None
+            raise PeerLost(f"device probe with {other}: {error}", other) from None
     runtime.log.info(
         "device transport",
         chosen=report.transport or "none",

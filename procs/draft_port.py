@@ -1,8 +1,6 @@
-"""The scheduler's side of the draft: plans out, notices back, the waits for it, life without it.
+"""The scheduler's side of the draft: its part of each step, the waits for it, life without it.
 
-The draft is one worker or several, which share the branches of a round. All of them get every plan.
-One with backups goes to the first worker, which makes them, and to the others once those chains are
-known: till then they have nothing to do. The loss of one is the loss of the draft.
+The draft is one worker or several (``draft_workers``). The loss of one is the loss of the draft.
 
 A draft that dies, or that keeps the target waiting too long, is in *trouble* and left out: the
 target decodes alone. It is used again once it has answered a fresh plan, which makes it forget
@@ -17,22 +15,19 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from ipc.channel import TypedReceiver, TypedSender
-from ipc.doorbell import default_spin_us
-from ipc.messages.draft import DepthReady, DraftNotice, DraftPlan, DraftTimes
-from procs import channels
+from ipc.messages.draft import DepthReady, DraftPlan, DraftTimes
 from procs.cache_map import map_cache
+from procs.draft_workers import DraftWorkers
 from procs.runtime import Runtime
 from procs.waiting import PEER_POLL, STUCK, Waiter
 from ssd_pipe.dimensions import Dimensions
 from ssd_pipe.engine.leases import Leased
-from ssd_pipe.engine.partition import owner, with_backups
+from ssd_pipe.engine.partition import owner
 from ssd_pipe.engine.partitioned_cache import PartitionedCache
 from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.errors import PeerLost
-from ssd_pipe.members import process_names
 
 DRAFT = "draft"
 DEPTH_POLL = 0.005  # seconds; bounds the loss where the draft misses that someone waits
@@ -58,41 +53,23 @@ class DraftPort:
         self.losses = 0
         self._needed = run.on_draft_failure == "fail"
         self._patience = STUCK if self._needed else min(PATIENCE, run.beat_timeout / 2)
-        self._question = 0  # number of the fresh plan that is to be answered, 0 if none is
-        self._unasked: set[int] = set()  # workers that have not been sent it
-        self._unanswered: set[int] = set()  # workers that have not answered it
-        self._held: DraftPlan | None = None  # what workers but the first are still to get
         self._runtime = runtime
         self._sizes = sizes
         self._waiter = waiter
         self._times = times
+        self._workers = DraftWorkers(runtime, sizes, min(self._patience, PATIENCE))
         self.read = 0
         self.total_blocks = 0
-        self._names = process_names(runtime.config, "draft")
-        workers = range(len(self._names))
-        self._plans: list[TypedSender[DraftPlan]] = [
-            TypedSender.open(
-                runtime, channels.draft_plans(worker), DraftPlan, capacity=sizes.plan_bytes
-            )
-            for worker in workers
-        ]
-        self._notices: list[TypedReceiver[DraftNotice]] = [
-            TypedReceiver.open(
-                runtime, channels.draft_notices(worker), DraftNotice, spin_us=default_spin_us()
-            )
-            for worker in workers
-        ]
-        self._free = [0] * len(self._names)
 
     def begin(self, total_blocks: int) -> None:
         """The draft is ready; each worker has at least so many KV blocks for trunks."""
         self.total_blocks = total_blocks
-        self._free = [total_blocks] * len(self._names)
+        self._workers.free = [total_blocks] * len(self._workers)
 
     @property
     def free_blocks(self) -> int:
         """Of the worker that has the fewest left."""
-        return min(self._free)
+        return min(self._workers.free)
 
     @property
     def usable(self) -> bool:
@@ -111,29 +88,17 @@ class DraftPort:
             return
         if self.read:
             plan = replace(plan, read=self.read)
-        workers = range(len(self._names))
-        if len(workers) > 1 and any(row.backup for row in plan.rows):
-            self._held = plan
-            workers = range(1)
-        for worker in workers:
-            self._send(worker, plan)
+        try:
+            self._workers.send(plan)
+        except PeerLost as error:
+            self._give_up(error)
 
     def send_rest(self, waiting: Mapping[int, Request]) -> None:
-        """Give the other workers the plan whose backups have come, to ``waiting`` requests by slot,
-        if there is one."""
-        held, self._held = self._held, None
-        if held is not None:
-            plan = with_backups(held, {slot: request.chain for slot, request in waiting.items()})
-            for worker in range(1, len(self._names)):
-                self._send(worker, plan)
-
-    def _send(self, worker: int, plan: DraftPlan) -> None:
-        if self.trouble:
-            return
+        """See DraftWorkers."""
         try:
-            self._plans[worker].send(plan, min(self._patience, PATIENCE))
-        except PeerLost:
-            self._give_up(f"{self._names[worker]}: takes no plans")
+            self._workers.send_rest(waiting)
+        except PeerLost as error:
+            self._give_up(error)
 
     # ------------------------------------------------------------ with and without it
 
@@ -143,11 +108,11 @@ class DraftPort:
         Sets ``planner.drafting``. ``wait``: seconds an answer may take that is due.
         """
         if absence := self._absence():
-            self._question = 0  # whoever comes next is asked anew
+            self._workers.cease()
             if self.trouble:
                 self.trouble = absence
             else:
-                self._give_up(absence)
+                self._lose(absence)
         elif self.trouble:
             self._ask(planner, wait)
         if self.trouble:
@@ -159,42 +124,29 @@ class DraftPort:
     def greet(self, planner: RoundPlanner) -> None:
         """Begin with a draft that has just become ready."""
         planner.drafting = False
-        started = time.monotonic()
+        started = self._waiter.now()
         while self.trouble and self._waiter.goes_on(started):
             self.look(planner, (), wait=PEER_POLL)
-            reason = self._absence()
-            if not reason and time.monotonic() - started > GREETING:
-                reason = f"{DRAFT}: does not answer"
-            if self.trouble and reason:
-                self._give_up(reason)
+            if not self.trouble:
+                return
+            if absence := self._absence():
+                self._lose(absence)
+                return
+            if self._waiter.now() - started > GREETING:
+                self._give_up(self._fault("does not answer", self._workers.silent))
                 return
 
     def _absence(self) -> str:
         """Why a worker is not there, empty while all are."""
-        return next(filter(None, map(self._waiter.absence, self._names)), "")
+        return next(filter(None, map(self._waiter.absence, self._workers.names)), "")
 
     def _ask(self, planner: RoundPlanner, wait: float) -> None:
-        """Ask for a sign of life that shows that nothing older is under way; see if it is there."""
-        if not self._question:
+        """Ask for a sign of life; see if it is there."""
+        if not self._workers.asked:
             planner.round += 1
-            self._question = planner.round
-            self._unasked = set(range(len(self._names)))
-            self._unanswered = set(self._unasked)
-        for worker in sorted(self._unasked):
-            try:
-                question = DraftPlan(round=self._question, rows=[], fresh=True)
-                self._plans[worker].send(question, 0)
-            except PeerLost:
-                return  # no room beside what it has not read yet
-            self._unasked.discard(worker)
-        for worker in sorted(self._unanswered):
-            while (notice := self._notices[worker].recv(wait)) is not None:
-                if isinstance(notice, DraftTimes) and notice.round == self._question:
-                    self._unanswered.discard(worker)
-                    self._free[worker] = notice.free_blocks
-                    break
-        if not self._unanswered:
-            self._question = 0
+            self._workers.ask(planner.round)
+        if self._workers.answered(wait):
+            self._workers.cease()
             self.trouble = ""
             if self.losses:
                 self._runtime.log.info("speculating again")
@@ -202,22 +154,32 @@ class DraftPort:
     def missed(self, what: str) -> None:
         """The GPU of the target has waited for the draft in vain. Raises PeerLost."""
         if not self.trouble:
-            self._give_up(f"{DRAFT}: {what} late")
+            self._give_up(self._fault(f"{what} late"))
 
-    def _give_up(self, reason: str) -> None:
+    def _fault(self, what: str, worker: int = 0) -> PeerLost:
+        name = self._workers.names[worker]
+        return PeerLost(f"{name}: {what}", name)
+
+    def _give_up(self, fault: PeerLost) -> None:
         if self._needed:
-            raise PeerLost(reason)
+            raise fault
+        self._lose(str(fault))
+
+    def _lose(self, reason: str) -> None:
         self.trouble = reason
         self.losses += 1
-        self._held = None
+        self._workers.drop_rest()
         self._runtime.log.warning("degraded", reason=reason)
 
-    def _check(self, started: float, what: str) -> bool:
-        """Whether a wait for the draft is to go on. Raises PeerLost."""
+    def _check(self, started: float, what: str, worker: int = 0) -> bool:
+        """Whether a wait for a worker, begun at ``started`` (of the waiter's clock), is to go on.
+
+        Raises PeerLost.
+        """
         if absence := self._absence():
-            self._give_up(absence)
-        elif time.monotonic() - started > self._patience:
-            self._give_up(f"{DRAFT}: no {what} within {self._patience:g} s")
+            self._lose(absence)
+        elif self._waiter.now() - started > self._patience:
+            self._give_up(self._fault(f"no {what} within {self._patience:g} s", worker))
         return self._waiter.goes_on(started) and not self.trouble
 
     # ------------------------------------------------------------ waiting
@@ -239,10 +201,10 @@ class DraftPort:
             meanwhile: what can be done while the draft works.
         """
         pending = set(backups)
-        started = time.monotonic()
+        started = self._waiter.now()
         meanwhile()
         while pending and not self.trouble:
-            notice = self._notices[0].recv(PEER_POLL)
+            notice = self._workers.notice(0, PEER_POLL)
             if isinstance(notice, DraftTimes):
                 self._learn(planner, 0, notice)
             elif notice is None or isinstance(notice, DepthReady):
@@ -252,7 +214,7 @@ class DraftPort:
                 planner.take_backup(waiting[notice.slot], notice)
             if pending and not self._check(started, "backup chain"):
                 break
-        seconds = self._times.waited(time.monotonic() - started)
+        seconds = self._times.waited(self._waiter.now() - started)
         self._times.backup_wait_seconds += seconds
         # Before a request's second token, the draft may have had its prompt to read first.
         if not pending and all(
@@ -268,36 +230,36 @@ class DraftPort:
         """
         if not planner.worth_waiting(request, batch):
             return 0
-        worker = owner(request.slot, request.entry, len(self._names))
-        started = time.monotonic()
+        worker = owner(request.slot, request.entry, len(self._workers))
+        started = self._waiter.now()
         planner.cached.announce_wait(True)
         try:
             while planner.worth_waiting(request, batch):
                 if not planner.cached.deepen(request):
-                    notice = self._notices[worker].recv(DEPTH_POLL)
+                    notice = self._workers.notice(worker, DEPTH_POLL)
                     if isinstance(notice, DraftTimes):
                         self._learn(planner, worker, notice)
                         if notice.round == planner.round:
                             planner.cached.deepen(request)
                             break  # that worker has done what it will do
-                if not self._check(started, "token"):
+                if not self._check(started, "token", worker):
                     return 0
         finally:
             planner.cached.announce_wait(False)
-        self._times.depth_wait_seconds += self._times.waited(time.monotonic() - started)
+        self._times.depth_wait_seconds += self._times.waited(self._waiter.now() - started)
         return time.monotonic_ns()
 
     def drain(self, planner: RoundPlanner) -> None:
         """Learn from what the draft has said meanwhile."""
-        for worker, notices in enumerate(self._notices):
-            while (notice := notices.recv(0)) is not None:
+        for worker in range(len(self._workers)):
+            while (notice := self._workers.notice(worker, 0)) is not None:
                 if isinstance(notice, DraftTimes):
                     self._learn(planner, worker, notice)
 
     def _learn(self, planner: RoundPlanner, worker: int, times: DraftTimes) -> None:
-        self._free[worker] = times.free_blocks
+        self._workers.free[worker] = times.free_blocks
         busy = (times.finished_ns - times.started_ns) * 1e-9
-        self._times.draft_busy_seconds += busy / len(self._notices)
+        self._times.draft_busy_seconds += busy / len(self._workers)
         if times.steps:
             seconds = (times.tree_ns - times.glue_ns) * 1e-9 / times.steps
             planner.pace.times.observe("step", seconds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 import zmq
 
@@ -57,13 +55,13 @@ class FrontendPort:
         data = self._encoder.encode(message)
         if self._took(data):
             return
-        begun = time.monotonic()
+        begun = self._waiter.now()
         while self._waiter.goes_on(begun):
             self._rest.poll(round(PEER_POLL * 1000))
             if self._took(data):
                 return
         if not self._stopping.is_set():
-            raise PeerLost("the frontend no longer takes tokens")
+            raise PeerLost("frontend: takes no tokens", "frontend")
 
     def _took(self, data: bytes) -> bool:
         try:

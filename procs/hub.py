@@ -29,7 +29,8 @@ from ipc.messages.hub import (
     Shutdown,
     Welcome,
 )
-from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE, TURNS_PER_TIMEOUT
+from ipc.running_time import RunningTime
+from procs.hub_link import BEATS_PER_TIMEOUT, FLUSH_MS, MAX_MESSAGE, TURN, TURNS_PER_TIMEOUT
 from procs.liveness import Wakeup, readable
 from procs.peer import Peer, local_pid
 from procs.roster import Roster
@@ -86,18 +87,20 @@ class Hub:
             PeerLost: one failed (the text is its own message) or ``timeout`` seconds passed.
             Stopping: asked to stop meanwhile.
         """
-        deadline = time.monotonic() + timeout
+        clock = RunningTime(TURN)
         while True:
             self.raise_lost()
             late = self._roster.late()
             if not late:
                 return self._roster.facts()
             self._runtime.stopping.check()
-            left = deadline - time.monotonic()
+            left = timeout - clock.read()
             if left <= 0:
                 who = ", ".join(f"{n} ({state or 'not connected'})" for n, state in late.items())
-                raise PeerLost(f"not ready within {timeout:g} s: {who}")
-            readable([self._news.fileno(), self._runtime.stopping.fileno()], left)
+                single = next(iter(late)) if len(late) == 1 else ""
+                raise PeerLost(f"not ready within {timeout:g} s: {who}", single)
+            fds = [self._news.fileno(), self._runtime.stopping.fileno()]
+            readable(fds, min(left, TURN))
             self._news.clear()
 
     def announce(self, facts: dict[str, int]) -> None:
@@ -113,8 +116,9 @@ class Hub:
 
     def raise_lost(self) -> None:
         """Raise PeerLost if a process the group needs has been lost, naming the first. Cheap."""
-        if self._roster.first_loss:
-            raise PeerLost(self._roster.first_loss)
+        loss = self._roster.first_loss
+        if loss is not None:
+            raise PeerLost(loss.reason, loss.name)
 
     def absence(self, name: str) -> str:
         """Why a process that the group can do without is not there, empty while it is. Cheap."""
@@ -225,7 +229,7 @@ class Hub:
             if self._group is not None and peer.socket is not None:
                 self._send(peer.socket, route, self._group)  # the others have had it
             self._news.set()
-        elif isinstance(message, Failed) and self._roster.lose(peer, message.message):
+        elif isinstance(message, Failed) and self._roster.lose(peer, message.message, message.peer):
             self._news.set()
 
     def _send_queued(self) -> None:

@@ -26,11 +26,13 @@ from ipc.messages.hub import (
     Shutdown,
     Welcome,
 )
+from ipc.running_time import RunningTime
 from procs.liveness import Pulse, StopFlag, Wakeup, readable
 from ssd_pipe.errors import PeerLost, ResourceError
-from ssd_pipe.running_time import RunningTime
+from ssd_pipe.members import HUB_ROLE
 
 BEATS_PER_TIMEOUT = 4
+TURN = 0.25  # seconds; of waits for the group
 TURNS_PER_TIMEOUT = 20  # of the loops that judge by silence
 FLUSH_MS = 1000  # what ``close`` may spend on delivering the last message
 MAX_MESSAGE = 1 << 20
@@ -91,9 +93,11 @@ class HubLink:
             PeerLost: no answer within ``timeout`` seconds.
             Stopping: asked to stop meanwhile.
         """
-        deadline = time.monotonic() + timeout
+        clock = RunningTime(TURN)
         while self._answer is None:
-            self._wait(deadline, f"scheduler: no answer to {self._name} within {timeout:g} s")
+            if not self._wait(timeout - clock.read()):
+                text = f"scheduler: no answer to {self._name} within {timeout:g} s"
+                raise PeerLost(text, HUB_ROLE)
         if isinstance(self._answer, Refused):
             raise ResourceError(f"the scheduler refused {self._name}: {self._answer.message}")
         return self._answer
@@ -103,14 +107,15 @@ class HubLink:
     ) -> dict[str, int]:
         """Report Ready, wait for the whole group, return its facts. Raises as ``handshake``."""
         self._post(Ready(name=self._name, facts=facts, notes=notes or {}))
-        deadline = time.monotonic() + timeout
+        clock = RunningTime(TURN)
         while self._group is None:
-            self._wait(deadline, f"the other processes were not ready within {timeout:g} s")
+            if not self._wait(timeout - clock.read()):
+                raise PeerLost(f"the other processes were not ready within {timeout:g} s")
         return self._group.facts
 
-    def failed(self, message: str) -> None:
-        """Tell the hub why this process ends."""
-        self._post(Failed(name=self._name, message=message))
+    def failed(self, message: str, peer: str = "") -> None:
+        """Tell the hub why this process ends, and whom it misses if that is why."""
+        self._post(Failed(name=self._name, message=message, peer=peer))
 
     def close(self) -> None:
         """Deliver what is queued and disconnect. Idempotent."""
@@ -126,16 +131,19 @@ class HubLink:
         self._outbox.append(message)
         self._wake.set()
 
-    def _wait(self, deadline: float, message: str) -> None:
-        """Sleep until there is news. Raises PeerLost (``message`` at the deadline) or Stopping."""
+    def _wait(self, left: float) -> bool:
+        """Sleep until there is news, for a turn at most; False if no time is ``left``.
+
+        Raises PeerLost or Stopping.
+        """
         if self.lost:
-            raise PeerLost(self.lost)
+            raise PeerLost(self.lost, HUB_ROLE)
         self._stopping.check()
-        left = deadline - time.monotonic()
         if left <= 0:
-            raise PeerLost(message)
-        readable([self._news.fileno(), self._stopping.fileno()], left)
+            return False
+        readable([self._news.fileno(), self._stopping.fileno()], min(left, TURN))
         self._news.clear()
+        return True
 
     # ------------------------------------------------------------ link thread
 

@@ -76,13 +76,13 @@ class LeaseFollower:
         rows = len(leased.requests)
         end: int | None = None
         late = False
-        looks, since = 0, time.monotonic()
+        looks, since = 0, self._waiter.now()
         while end is None or leased.number < end:
             found = records.round(leased.number, rows)
             if found is not None:
                 late = late or any(record.flags & LATE for record in found)
                 self._commit(leased, found)
-                since = time.monotonic()
+                since = self._waiter.now()
                 continue
             result = self._target.lease_end(leased.step.number)
             if result is not None:
@@ -93,8 +93,10 @@ class LeaseFollower:
             elif looks % ATTEND_EVERY:
                 continue
             if not self._waiter.goes_on(since):
-                if time.monotonic() > since + STUCK:
-                    raise PeerLost(f"no leased round ended within {STUCK:.0f} s")
+                if self._waiter.now() - since >= STUCK:
+                    raise PeerLost(
+                        f"target-0: no leased round ended within {STUCK:.0f} s", "target-0"
+                    )
                 break
             if self._waiter.absence(DRAFT):
                 self._speak_for_draft(leased)

@@ -6,20 +6,27 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 from structlog.typing import FilteringBoundLogger
 
 from ipc.messages.hub import Hello, ProcessState, Ready
+from ipc.running_time import RunningTime
 from procs.hub_link import TURNS_PER_TIMEOUT
 from procs.peer import Peer
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.restarts import solo_roles
-from ssd_pipe.running_time import RunningTime
 
 LOADING_SILENCE = 60.0  # seconds; importing a large library can hold up even the beat thread
 LAST_WORDS = 0.2  # seconds between a process's death and taking it for one without a message
+
+
+class Loss(NamedTuple):
+    """A process that is missed, and why: one line that names it."""
+
+    name: str
+    reason: str
 
 
 class Roster:
@@ -29,14 +36,14 @@ class Roster:
         peers: every expected process by name.
         ready: the group has been ready; from then on some processes may come and go.
         leaving: everybody has been told to leave, so that no exit is a loss any more.
-        first_loss: the first process that is missed and why; empty while none is.
+        first_loss: the first process that is missed; None while none is.
     """
 
     def __init__(self, names: list[str], config: PipelineConfig, log: FilteringBoundLogger) -> None:
         self.peers = {name: Peer(name) for name in names}
         self.ready = False
         self.leaving = False
-        self.first_loss = ""
+        self.first_loss: Loss | None = None
         self._digest = config.digest()
         self._limit = config.run.beat_timeout
         self._clock = RunningTime(config.run.beat_timeout / TURNS_PER_TIMEOUT)
@@ -172,8 +179,11 @@ class Roster:
         """Seconds that it may be silent."""
         return max(self._limit, LOADING_SILENCE) if peer.state == "starting" else self._limit
 
-    def lose(self, peer: Peer, what: str) -> bool:
-        """A process has failed, died or fallen silent; False if that was known."""
+    def lose(self, peer: Peer, what: str, missed: str = "") -> bool:
+        """A process has failed, died or fallen silent; False if that was known.
+
+        ``missed``: the process without which it could not go on, if it says so.
+        """
         if peer.state == "dead":
             return False
         reason = f"{peer.name}: {what}"
@@ -182,7 +192,7 @@ class Roster:
         if self._can_return(peer):
             self._absences[peer.name] = reason
         elif not self.leaving:
-            self.first_loss = self.first_loss or reason
+            self.first_loss = self.first_loss or Loss(missed or peer.name, reason)
         if not self.leaving:
             self._log.error("lost", peer=peer.name, reason=what, file_only=True)
         return True

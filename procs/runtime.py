@@ -24,7 +24,8 @@ from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe import logs
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ConfigError, PeerLost, SsdPipeError
-from ssd_pipe.members import SUPERVISOR_VARIABLE, process_name
+from ssd_pipe.last_words import LastWords
+from ssd_pipe.members import HUB_ROLE, SUPERVISOR_VARIABLE, process_name
 from ssd_pipe.prctl import end_with_parent, set_title
 from ssd_pipe.threads import (
     available_cores,
@@ -35,7 +36,6 @@ from ssd_pipe.threads import (
 )
 
 DRAFT_NICENESS = 5
-HUB_ROLE = "scheduler"
 
 
 class Runtime:
@@ -114,10 +114,13 @@ class Runtime:
         gc.freeze()
         return group
 
-    def fail(self, message: str) -> None:
-        """Tell the hub that this process cannot go on, and why; the caller then leaves."""
+    def fail(self, message: str, peer: str = "") -> None:
+        """Tell the hub that this process cannot go on, and why; the caller then leaves.
+
+        ``peer``: the process that it misses, if that is why.
+        """
         if self.link is not None:
-            self.link.failed(message)
+            self.link.failed(message, peer)
 
     def connect(self, endpoint: str) -> None:
         """Answer to the hub. Raises ResourceError if refused, PeerLost if there is none."""
@@ -212,7 +215,7 @@ def run_process(
                 runtime.connect(hub_endpoint or rundir.endpoint("hub"))
             body(runtime)
             if runtime.link is not None and runtime.link.lost:
-                raise PeerLost(runtime.link.lost)
+                raise PeerLost(runtime.link.lost, HUB_ROLE)
         except Stopping:
             status = 0
         except Exception as error:
@@ -235,18 +238,19 @@ def _join(role: str, config: PipelineConfig, need_bytes: int) -> RunDir:
 
 
 def _report(error: Exception, runtime: Runtime | None) -> None:
-    """One line for the user, one for the hub, the traceback for the log."""
+    """One line for the user or the supervisor, one for the hub, the traceback for the log."""
     expected = isinstance(error, SsdPipeError)
+    peer = error.peer if isinstance(error, PeerLost) else ""
     line = " ".join(str(error).split()) or type(error).__name__
     if not expected:
         line = f"{type(error).__name__}: {line}"
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    LastWords(line, peer).say()
     if runtime is None:
         return
     runtime.log.error(line, file_only=True, exc_info=not expected)
     if expected:
         runtime.log.debug("traceback", file_only=True, exc_info=True)
-    runtime.fail(line)
+    runtime.fail(line, peer)
 
 
 def _handle_signals(stopping: StopFlag) -> None:

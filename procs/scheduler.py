@@ -134,6 +134,7 @@ class _Loop:
             self._hub.raise_lost()
             if not self._scheduler.has_work:
                 self._times.idle()
+                self._planner.idle()
                 self._look_for_draft()
                 self._flush_drops()
                 self._desk.wait(IDLE_POLL)

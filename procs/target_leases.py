@@ -6,6 +6,7 @@ import time
 
 from ipc.messages.target import StepPlan, StepResult
 from ipc.round_records import ABORTED, DRAFTED, FOLLOWED, LATE, ROUNDS, Record, RoundRecords
+from ipc.running_time import RunningTime
 from procs.device_link import TargetLink
 from procs.runtime import Runtime
 from ssd_pipe.errors import PeerLost
@@ -14,6 +15,7 @@ from ssd_pipe.verification.verifier import Verifier
 AHEAD = 2
 """Verifications on the GPU's queue, the running one included."""
 STUCK = 60.0  # seconds a leased round may take
+TURN = 0.1  # seconds between two looks at the world, when all is well; far less where it spins
 LOOK_EVERY = 200
 """Looks at the records between two looks at the rest of the world."""
 
@@ -96,12 +98,13 @@ class _Watch:
     def __init__(self, runtime: Runtime, records: RoundRecords) -> None:
         self._runtime, self._records = runtime, records
         self._looks = 0
-        self._since = time.monotonic()
+        self._clock = RunningTime(TURN)
+        self._since = 0.0
         self.leaving = False
 
     def moved(self) -> None:
         """A round has ended."""
-        self._since = time.monotonic()
+        self._since = self._clock.read()
         self._runtime.alive()
 
     def look(self) -> None:
@@ -115,6 +118,6 @@ class _Watch:
         if runtime.stopping.is_set() or lost:
             self.leaving = True
             self._records.abort()
-        if time.monotonic() - self._since > STUCK:
+        if self._clock.read() - self._since > STUCK:
             self._records.abort()
             raise PeerLost(f"no leased round ended within {STUCK:.0f} s")

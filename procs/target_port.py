@@ -55,7 +55,7 @@ class TargetPort:
         ``mail`` is called now and then, and when there is some (see ``watch_mail``), to fetch it.
         """
         return self._waiter.message(
-            self._results, "step result from target-0", lambda result: result.step == step, mail
+            self._results, "target-0", "step result", lambda result: result.step == step, mail
         )
 
     def lease_end(self, step: int) -> StepResult | None:

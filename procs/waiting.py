@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from ipc.channel import TypedReceiver
+from ipc.running_time import RunningTime
 from procs.hub import Hub
 from procs.runtime import Runtime
 from ssd_pipe.errors import PeerLost
@@ -23,10 +23,17 @@ class Waiter:
     def __init__(self, runtime: Runtime, hub: Hub) -> None:
         self._runtime = runtime
         self._hub = hub
+        self._clock = RunningTime(PEER_POLL)
+
+    def now(self) -> float:
+        """Seconds of a clock for waits; to be read whenever one begins and in its every turn,
+        PEER_POLL at most: a pause of the whole machine is nobody's delay."""
+        return self._clock.read()
 
     def message(
         self,
         receiver: TypedReceiver[T],
+        peer: str,
         what: str,
         done: Callable[[T], bool],
         meanwhile: Callable[[], None] = lambda: None,
@@ -35,9 +42,10 @@ class Waiter:
 
         ``meanwhile`` is done whenever the receiver wakes up without one.
 
-        Raises PeerLost if a process of the group is gone, or if ``what`` does not come in time.
+        Raises PeerLost if a process of the group is gone, or if ``what`` does not come in time
+        from ``peer``.
         """
-        deadline = time.monotonic() + STUCK
+        begun: float | None = None
         while not self._runtime.stopping.is_set():
             message = receiver.recv(PEER_POLL)
             self._runtime.alive()
@@ -47,8 +55,10 @@ class Waiter:
                 continue
             meanwhile()
             self._hub.raise_lost()
-            if time.monotonic() > deadline:
-                raise PeerLost(f"no {what} within {STUCK:.0f} s")
+            now = self.now()
+            begun = now if begun is None else begun
+            if now - begun > STUCK:
+                raise PeerLost(f"{peer}: no {what} within {STUCK:.0f} s", peer)
         return None
 
     def absence(self, name: str) -> str:
@@ -56,7 +66,7 @@ class Waiter:
         return self._hub.absence(name)
 
     def goes_on(self, started: float) -> bool:
-        """Whether a wait begun at ``started`` (monotonic seconds) is to go on. Raises PeerLost."""
+        """Whether a wait begun at ``started`` (see ``now``) is to go on. Raises PeerLost."""
         self._runtime.alive()
         self._hub.raise_lost()
-        return not self._runtime.stopping.is_set() and time.monotonic() < started + STUCK
+        return not self._runtime.stopping.is_set() and self.now() - started < STUCK

@@ -24,12 +24,12 @@ from ipc.messages.client import (
     StatusReply,
     Submit,
 )
+from ipc.running_time import RunningTime
 from ssd_pipe import submission
 from ssd_pipe.async_stream import AsyncStream, Result
 from ssd_pipe.endpoint import CLIENT_KEY, SERVER_KEY, find_endpoint, find_keys
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError, SsdPipeError
 from ssd_pipe.params import SamplingParams
-from ssd_pipe.running_time import RunningTime
 from ssd_pipe.submission import Messages
 
 CONNECT_TIMEOUT = 5.0  # seconds

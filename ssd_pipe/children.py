@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from ssd_pipe.last_words import LastWords
+
 MAX_LINE = 64 * 1024
 READ_SIZE = 64 * 1024
 TAIL_LINES = 20
@@ -115,19 +117,19 @@ class Child:
         code = self.process.poll()
         return code is not None and code < 0 and -code != self.signalled
 
-    def explain(self) -> str:
-        """Why it ended, in one line: the signal, or its own last error, or the exit status."""
+    def explain(self) -> LastWords:
+        """Why it ended: the signal, or what it said itself, or the exit status."""
         code = self.process.poll()
         if code is None:
-            return "is still running"
+            return LastWords("is still running")
         if code < 0:
-            return f"was killed by {_signal_name(-code)}"
-        errors = [line for line in self.tail if line.startswith("error: ")]
-        if errors:
-            return errors[-1].removeprefix("error: ")
+            return LastWords(f"was killed by {_signal_name(-code)}")
+        for line in reversed(self.tail):
+            if words := LastWords.read(line):
+                return words
         if code and self.tail:
-            return f"exited with status {code}: {self.tail[-1].strip()}"
-        return f"exited with status {code}"
+            return LastWords(f"exited with status {code}: {self.tail[-1].strip()}")
+        return LastWords(f"exited with status {code}")
 
 
 def command_for(role: str, rank: int, run: str, shm_dir: str) -> list[str]:

@@ -6,21 +6,25 @@ import contextlib
 import os
 import selectors
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ipc.running_time import RunningTime
 from ssd_pipe.children import Child
 from ssd_pipe.relay import Sink
 
 TURN = 0.05  # seconds between looks while something is about to happen
+SLOW_TURN = 0.25  # seconds a turn may take where others keep the machine busy
 BLAME_WINDOW = 1.0  # seconds in which the exits that follow a failure are collected
 KILL_WAIT = 3.0
 DRAIN_WAIT = 0.5
 
 
 class Blame(NamedTuple):
-    """The process that began a failure, and the failure in one line that names it."""
+    """The process that began a failure, and the failure in one line that names it.
+
+    ``name`` is empty where no single process did.
+    """
 
     name: str
     failure: str
@@ -35,6 +39,7 @@ class ProcessGroup:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
+        self._clock = RunningTime(SLOW_TURN)  # read in every turn
         self._closed = False
 
     @property
@@ -80,6 +85,7 @@ class ProcessGroup:
                     self._sink.line(child.name, stream, line)
                 if key.fd not in child.pipes:
                     self._selector.unregister(key.fd)
+        self._clock.read()
 
     def blame(self) -> Blame:
         """The process whose end began the failure, and why it ended.
@@ -87,9 +93,9 @@ class ProcessGroup:
         Its peers leave within moments, some before it: those of them that a signal ended or that
         give a reason of their own explain more than those that only miss a peer.
         """
-        until = time.monotonic() + BLAME_WINDOW
+        until = self._clock.read() + BLAME_WINDOW
         exited: list[Child] = []
-        while len(exited) < len(self._children) and time.monotonic() < until:
+        while len(exited) < len(self._children) and self._clock.now < until:
             if any(child.died_alone for child in exited):
                 break
             self.turn(TURN)
@@ -97,7 +103,7 @@ class ProcessGroup:
                 if not child.running and child not in exited:
                     exited.append(child)
         cause = min(exited, key=self._innocence)
-        reason = cause.explain()
+        reason = cause.explain().reason
         peer = self._missed_peer(cause)
         return Blame(peer, reason) if peer else Blame(cause.name, f"{cause.name}: {reason}")
 
@@ -109,9 +115,9 @@ class ProcessGroup:
         return 2 if self._missed_peer(child) else 1
 
     def _missed_peer(self, child: Child) -> str:
-        """The other process that it names as the reason of its end (``target-0: ...``), or ""."""
-        subject = child.explain().split(maxsplit=1)[0].rstrip(":")
-        return subject if subject != child.name and subject in self._children else ""
+        """The other process of the group without which it could not go on, or ""."""
+        peer = child.explain().peer
+        return peer if peer != child.name and peer in self._children else ""
 
     def tear_down(
         self, stages: Sequence[Sequence[str]], grace: float, hurry: Callable[[], bool]
@@ -123,7 +129,7 @@ class ProcessGroup:
             grace: seconds until KILL, over all stages.
             hurry: looked at between turns; True ends the grace time.
         """
-        begun = time.monotonic()
+        begun = self._clock.read()
         for number, roles in enumerate(stages, 1):
             stage = self._of(roles)
             for child in stage:
@@ -134,7 +140,7 @@ class ProcessGroup:
             if child.running:
                 self._sink.event("warning", "killing", name=child.name, pid=child.pid)
                 child.send(signal.SIGKILL)
-        self._until_gone(everything, time.monotonic() + KILL_WAIT)
+        self._until_gone(everything, self._clock.read() + KILL_WAIT)
         self._drain(everything)
 
     def kill(self, name: str) -> None:
@@ -148,7 +154,7 @@ class ProcessGroup:
         self, roles: Sequence[str], seconds: float, hurry: Callable[[], bool] = bool
     ) -> None:
         """Give the processes of these roles time to end by themselves; ``hurry`` ends it."""
-        self._until_gone(self._of(roles), time.monotonic() + seconds, hurry)
+        self._until_gone(self._of(roles), self._clock.read() + seconds, hurry)
 
     def remove(self, name: str) -> bool:
         """KILL one process if it still runs, reap and forget it; False if it cannot be killed."""
@@ -156,7 +162,7 @@ class ProcessGroup:
         if child.running:
             self._sink.event("warning", "killing", name=name, pid=child.pid)
             child.send(signal.SIGKILL)
-            self._until_gone([child], time.monotonic() + KILL_WAIT)
+            self._until_gone([child], self._clock.read() + KILL_WAIT)
         if child.running:
             self._report_unkillable(child)
             return False
@@ -193,13 +199,13 @@ class ProcessGroup:
     def _until_gone(
         self, group: list[Child], deadline: float, hurry: Callable[[], bool] = bool
     ) -> None:
-        while any(child.running for child in group) and time.monotonic() < deadline:
+        while any(child.running for child in group) and self._clock.now < deadline:
             if hurry():
                 return
             self.turn(TURN)
 
     def _drain(self, group: list[Child]) -> None:
         """Pass on what is left in the pipes; a grandchild may hold one open for ever."""
-        until = time.monotonic() + DRAIN_WAIT
-        while any(c.pipes for c in group) and time.monotonic() < until:
+        until = self._clock.read() + DRAIN_WAIT
+        while any(c.pipes for c in group) and self._clock.now < until:
             self.turn(TURN)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from ipc.messages.client import StatusReply
 from ipc.messages.hub import ProcessState
+from ipc.running_time import RunningTime
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.group import TURN, Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.relay import Sink
-from ssd_pipe.running_time import RunningTime
-from ssd_pipe.solo import SoloProcesses
+from ssd_pipe.solo import SoloProcesses, end_of
 from ssd_pipe.status_probe import StatusProbe
 
 READY_TURN = 0.25  # seconds between looks
@@ -28,7 +28,7 @@ class Life(contextlib.AbstractContextManager["Life"]):
         stopping: whether the group has been asked to stop, which ends both waits.
 
     Attributes:
-        failure: what ended it, one line that names a process; empty while nothing has.
+        blame: what ended it; None while nothing has.
         degraded: what the group serves without and why; empty while it is whole.
         processes: as last told of by the group itself.
     """
@@ -42,7 +42,7 @@ class Life(contextlib.AbstractContextManager["Life"]):
         endpoint: str,
         stopping: Callable[[], bool],
     ) -> None:
-        self.failure = ""
+        self.blame: Blame | None = None
         self.degraded = ""
         self.processes: tuple[ProcessState, ...] = ()
         self._config = config
@@ -71,20 +71,23 @@ class Life(contextlib.AbstractContextManager["Life"]):
             self._group.turn(TURN)
             now = clock.read()
             if self._group.broken:
-                self.failure = self._group.blame().failure
+                self.blame = self._group.blame()
             elif reply := self._probe.poll(now):
                 self.processes = reply.processes
-                self.failure = next((_end_of(p) for p in reply.processes if p.state == "dead"), "")
-            if not self.failure and not self._waiting_for():
+                dead = (p for p in reply.processes if p.state == "dead")
+                self.blame = next(map(end_of, dead), None)
+            late = self._late()
+            if not self.blame and not late:
                 self._ready_at = time.monotonic()
                 return True
-            if not self.failure and now > limit:
-                self.failure = f"{self._waiting_for()}: not ready within {limit:g} s"
-            if self.failure:
+            if not self.blame and now > limit:
+                failure = f"{', '.join(late)}: not ready within {limit:g} s"
+                self.blame = Blame(late[0] if len(late) == 1 else "", failure)
+            if self.blame:
                 return False
             if now - last_note > NOTE_EVERY:
                 last_note = now
-                self._sink.event("info", "still starting", waiting_for=self._waiting_for())
+                self._sink.event("info", "still starting", waiting_for=", ".join(late))
         return False
 
     def serve(self) -> None:
@@ -92,45 +95,36 @@ class Life(contextlib.AbstractContextManager["Life"]):
         self._probe.interval = READY_PROBE
         clock = RunningTime(READY_TURN)
         self._probe.restart()
-        now = time.monotonic()
-        solo = SoloProcesses(self._config, self._group, self._launcher, self._sink, now)
-        while not self.failure and not self._stopping():
+        solo = SoloProcesses(self._config, self._group, self._launcher, self._sink, clock.now)
+        while not self.blame and not self._stopping():
             self._group.turn(READY_TURN)
-            self.failure = self._look(solo, clock.read()) or solo.turn(time.monotonic())
+            now = clock.read()
+            self.blame = self._look(solo, now) or solo.turn(now)
 
-    def _look(self, solo: SoloProcesses, now: float) -> str:
-        """What ends the group, empty if nothing does. ``now`` is a time of the turns' clock."""
+    def _look(self, solo: SoloProcesses, now: float) -> Blame | None:
+        """What ends the group, None if nothing does. ``now`` is a time of the turns' clock."""
         if self._group.broken:
-            return self._lost(self._group.blame(), solo)
+            blame = self._group.blame()
+            return solo.lost(*blame, now) if solo.covers(blame.name) else blame
         if reply := self._probe.poll(now):
-            return self._take(reply, solo)
+            return self._take(reply, solo, now)
         limit = self._config.run.beat_timeout
         if now - self._probe.answered > limit:
-            return f"frontend: no answer for {limit:g} s"
-        return ""
+            return Blame("frontend", f"frontend: no answer for {limit:g} s")
+        return None
 
-    @staticmethod
-    def _lost(blame: Blame, solo: SoloProcesses) -> str:
-        if not solo.covers(blame.name):
-            return blame.failure
-        return solo.lost(blame.name, blame.failure, time.monotonic())
-
-    def _take(self, reply: StatusReply, solo: SoloProcesses) -> str:
+    def _take(self, reply: StatusReply, solo: SoloProcesses, now: float) -> Blame | None:
         for process in reply.processes:
             if process.state == "dead" and not solo.covers(process.name):
-                return _end_of(process)
+                return end_of(process)
         if reply.degraded and not self.degraded:
             self._sink.event("warning", "degraded", reason=reply.degraded)
         elif self.degraded and not reply.degraded:
             self._sink.event("info", "no longer degraded")
         self.degraded = reply.degraded
-        return solo.look(reply.processes, time.monotonic())
+        return solo.look(reply.processes, now)
 
-    def _waiting_for(self) -> str:
+    def _late(self) -> list[str]:
         """Names of the processes that are not ready yet."""
         ready = {p.name for p in self.processes if p.state == "ready"}
-        return ", ".join(name for name in self._launcher.names if name not in ready)
-
-
-def _end_of(process: ProcessState) -> str:
-    return f"{process.name}: {process.detail or 'stopped answering'}"
+        return [name for name in self._launcher.names if name not in ready]

@@ -16,6 +16,7 @@ from typing import Any, overload
 import msgspec
 
 from ipc.messages.client import StatusReply
+from ipc.running_time import RunningTime
 from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.config import FanOut, Mode, PipelineConfig
 from ssd_pipe.config_load import load
@@ -197,11 +198,11 @@ class LLM:
 
     def _wait_ready(self, ready_file: Path) -> str:
         """Until the pipeline says that it is ready; returns its run's name."""
-        deadline = time.monotonic() + self.config.run.ready_timeout + PULL_TIMEOUT
+        clock, limit = RunningTime(POLL), self.config.run.ready_timeout + PULL_TIMEOUT
         while not ready_file.exists():
             if not self._process.running:
                 raise self._explain(PeerLost("the pipeline ended while it was starting"))
-            if time.monotonic() > deadline:
+            if clock.read() > limit:
                 raise self._explain(PeerLost("the pipeline did not become ready in time"))
             time.sleep(POLL)
         facts = msgspec.json.decode(ready_file.read_bytes(), type=dict[str, Any])

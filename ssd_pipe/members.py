@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from ssd_pipe.config import PipelineConfig
 
+HUB_ROLE = "scheduler"
+"""Role, and name, of the process that all others answer to."""
+
 SUPERVISOR_VARIABLE = "SSD_SUPERVISOR_PID"
 """Tells a process that a supervisor started it, and which."""
 

@@ -72,7 +72,7 @@ class Relay:
     def line(self, process: str, stream: str, line: str) -> None:
         fields = _parse(line)
         if fields is not None:
-            self._write({**fields, "proc": process}, keep=False)
+            self._write({**_stamp(process), **fields, "proc": process}, keep=False)
             return
         level = "error" if line.startswith("error: ") else PLAIN_LEVEL[stream]
         facts = {"level": level, "event": line, "stream": stream}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ipc.messages.hub import ProcessState
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.group import ProcessGroup
+from ssd_pipe.group import Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.relay import Sink
 from ssd_pipe.restarts import RestartBudget, solo_roles
@@ -40,10 +40,10 @@ class SoloProcesses:
         """Whether this process may go without taking the group with it."""
         return name in self._budgets
 
-    def lost(self, name: str, failure: str, now: float) -> str:
+    def lost(self, name: str, failure: str, now: float) -> Blame | None:
         """A process has exited or hangs: end it and plan its return.
 
-        Returns why the group cannot go on, empty if it can. Without a draft it can for ever.
+        Returns why the group cannot go on, None if it can. Without a draft it can for ever.
         """
         served = now - self._ready_since.pop(name, now)
         self._started.pop(name, None)
@@ -53,13 +53,13 @@ class SoloProcesses:
         if wait is not None:
             self._due[name] = now + wait
             self._sink.event("warning", "restarting", name=name, reason=failure, seconds=wait)
-            return ""
+            return None
         spent = self._budgets[name].spent
         reason = f"{failure} (given up, restarts in a row: {spent})" if gone else failure
         self._sink.event("error", "given up", name=name, reason=reason)
-        return "" if name.startswith("draft") else reason
+        return None if name.startswith("draft") else Blame(name, reason)
 
-    def look(self, processes: Sequence[ProcessState], now: float) -> str:
+    def look(self, processes: Sequence[ProcessState], now: float) -> Blame | None:
         """Take in what the hub says of them; returns as ``lost``."""
         pids = self._group.pids
         for process in processes:
@@ -69,13 +69,15 @@ class SoloProcesses:
             if process.state == "ready":
                 self._ready_since.setdefault(name, now)
                 self._started.pop(name, None)
-            elif process.state == "dead" and name not in self._unkillable:
-                failure = self.lost(name, f"{name}: {process.detail or 'stopped answering'}", now)
-                if failure:
-                    return failure
-        return ""
+            elif (
+                process.state == "dead"
+                and name not in self._unkillable
+                and (blame := self.lost(*end_of(process), now))
+            ):
+                return blame
+        return None
 
-    def turn(self, now: float) -> str:
+    def turn(self, now: float) -> Blame | None:
         """Start what is due, give up on what does not become ready; returns as ``lost``."""
         for name, due in list(self._due.items()):
             if now >= due:
@@ -85,6 +87,11 @@ class SoloProcesses:
         for name, started in list(self._started.items()):
             if now - started > self._run.ready_timeout:
                 reason = f"{name}: not ready within {self._run.ready_timeout:g} s"
-                if failure := self.lost(name, reason, now):
-                    return failure
-        return ""
+                if blame := self.lost(name, reason, now):
+                    return blame
+        return None
+
+
+def end_of(process: ProcessState) -> Blame:
+    """What is to be said of a process that the hub has given up."""
+    return Blame(process.name, f"{process.name}: {process.detail or 'stopped answering'}")

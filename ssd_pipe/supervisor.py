@@ -27,7 +27,7 @@ from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
 from ssd_pipe.footprint import shared_bytes
 from ssd_pipe.gateway_address import address, listen, usable_endpoint
-from ssd_pipe.group import ProcessGroup
+from ssd_pipe.group import Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.life import Life
 from ssd_pipe.relay import Relay, Sink
@@ -75,6 +75,7 @@ class Supervisor:
         self.config = config
         self.state = GroupState.NEW
         self.failure = ""
+        self._culprit = ""  # the process that began the failure, if a single one did
         self.restarts = 0
         self.endpoint = ""
         self.log_dir = Path()
@@ -199,7 +200,7 @@ class Supervisor:
                     self._live(launcher)
             except Exception as error:
                 # Whatever happens here, the children must not outlive it.
-                self._fail(f"supervisor: {type(error).__name__}: {error}")
+                self._fail(Blame("", f"supervisor: {type(error).__name__}: {error}"))
             if not self.failure:
                 self.state = GroupState.STOPPING
                 self._sink.event("info", "stopping", reason=self._stop_reason)
@@ -223,8 +224,8 @@ class Supervisor:
             if life.begin():
                 self._announce(life.processes)
                 life.serve()
-        if life.failure:
-            self._fail(life.failure)
+        if life.blame:
+            self._fail(life.blame)
 
     def _announce(self, processes: tuple[ProcessState, ...]) -> None:
         self.state = GroupState.READY
@@ -239,10 +240,10 @@ class Supervisor:
         self._sink.event("info", "ready", **facts, mode=self.config.mode)
         self._ready_or_over.set()
 
-    def _fail(self, failure: str) -> None:
-        self.failure = failure
+    def _fail(self, blame: Blame) -> None:
+        self._culprit, self.failure = blame
         self.state = GroupState.FAILED
-        self._sink.event("error", "failed", reason=failure)
+        self._sink.event("error", "failed", reason=self.failure)
 
     def _make_room(self, run_dir: RunDir) -> bool:
         """After a failure: make room for another life of the group; False if there will be none."""
@@ -275,7 +276,7 @@ class Supervisor:
             stages, grace = FAILED_STAGES, min(grace, FAILED_GRACE)
             self._group.await_exit(("scheduler", "frontend"), TELLING_WAIT, lambda: self._hurry)
             # Who is missed and still there hangs; the others are on their way out.
-            self._group.kill(self.failure.partition(":")[0])
+            self._group.kill(self._culprit)
         self._group.tear_down(stages, grace, lambda: self._hurry)
 
     def _remove_ready_file(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,18 @@ def pytest_configure() -> None:
     """A shell's background jobs ignore Ctrl-C, and so would every program that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def stand_still(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets so many seconds pass at once, as for a process that is paused with its machine."""
+    clock, paused = time.monotonic, [0.0]
+
+    def pause(seconds: float) -> None:
+        paused[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + paused[0])
+    return pause
 
 
 @pytest.fixture

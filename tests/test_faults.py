@@ -17,7 +17,7 @@ import pytest
 
 from ipc.messages.client import StatusReply
 from ipc.rundir import list_runs
-from ssd_pipe.client import Client, Result
+from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.errors import PeerLost, RequestError, SsdPipeError
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.supervisor import GroupState, Supervisor
@@ -26,6 +26,7 @@ from tests.waiting import wait_for
 
 START = 120.0  # seconds; several test runs may share two cores
 TOKENS = 300
+ANSWERS = 16  # of a stream over HTTP
 PROMPTS = ["def f(x):", "0123456789" * 9, "naïve café", "x = ["]
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0.9, seed=7)
@@ -205,9 +206,16 @@ def test_a_killed_gateway_comes_back_on_its_port_and_nobody_else_notices(run: Ru
 
 
 def open_stream(run: Run) -> http.client.HTTPResponse:
-    """Sixteen long answers, streamed over HTTP, which have begun."""
-    body = {"prompt": "x", "max_tokens": TOKENS, "ignore_eos": True, "n": 16, "stream": True}
-    connection = run.server.send("POST", "/v1/completions", json.dumps(body).encode())
+    """Long answers, streamed over HTTP, which have begun."""
+    return begun(ask_for_stream(run))
+
+
+def ask_for_stream(run: Run) -> http.client.HTTPConnection:
+    body = {"prompt": "x", "max_tokens": TOKENS, "ignore_eos": True, "n": ANSWERS, "stream": True}
+    return run.server.send("POST", "/v1/completions", json.dumps(body).encode())
+
+
+def begun(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
     response = connection.getresponse()
     assert response.status == 200
     return response
@@ -220,28 +228,45 @@ def assert_cut(response: http.client.HTTPResponse) -> None:
     response.close()
 
 
+def answering(run: Run) -> tuple[http.client.HTTPResponse, list[Stream]]:
+    """``open_stream`` and as many streams, all in mid-answer at a target that is stopped.
+
+    A target this small is done with them in less than a second, long before a question about them
+    gets its turn behind their tokens: it goes on only until the first tokens have come.
+    """
+    target = run.signal("target-0", signal.SIGSTOP)
+    connection = ask_for_stream(run)
+    streams = [run.client.stream(prompt, GREEDY) for prompt in PROMPTS * (ANSWERS // len(PROMPTS))]
+    wait_for(lambda: run.status().counters["frontend_open_requests"] == 1 + len(streams))
+    os.kill(target, signal.SIGCONT)
+    response = begun(connection)
+    run.signal("target-0", signal.SIGSTOP)
+
+    def unfinished() -> int:
+        reply = run.status()
+        return reply.running + reply.waiting
+
+    wait_for(lambda: unfinished() == 2 * ANSWERS, otherwise=unfinished)
+    return response, streams
+
+
 def fail(run: Run, victim: str, number: int) -> None:
     """A process fails in mid-stream; everybody hears of it, and all of it comes back."""
     run.whole()
     expected, files = run.all(GREEDY), run.files()
     pids, restarts = run.supervisor.pids, run.supervisor.restarts
-    answers = open_stream(run)
-    streams = [run.client.stream(prompt, GREEDY) for prompt in PROMPTS * 4]
-    wait_for(lambda: run.status().counters["frontend_open_requests"] > len(streams))
+    answers, streams = answering(run)
     run.signal(victim, number)
-    errors = []
+    if victim != "target-0":
+        run.signal("target-0", signal.SIGCONT)
     for stream in streams:
-        try:
+        with pytest.raises((RequestError, PeerLost)) as caught:
             stream.result()
-        except (RequestError, PeerLost) as error:
-            errors.append(error)
-    assert errors
-    for error in errors:
-        if isinstance(error, RequestError):
-            assert error.code == 503
-            assert "pipeline stopped: " in str(error)
+        if isinstance(caught.value, RequestError):
+            assert caught.value.code == 503
+            assert "pipeline stopped: " in str(caught.value)
         else:
-            assert "has gone" in str(error)
+            assert "has gone" in str(caught.value)
     assert_cut(answers)
     wait_for(lambda: run.supervisor.restarts == restarts + 1, START)
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids.values()), 10)

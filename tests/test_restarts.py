@@ -16,7 +16,7 @@ from ipc.messages.hub import ProcessState
 from ipc.rundir import RunDir
 from ssd_pipe.config import PipelineConfig, config_from_mapping
 from ssd_pipe.gateway_address import LISTENER_VARIABLE, inherit_or_listen
-from ssd_pipe.group import ProcessGroup
+from ssd_pipe.group import Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.restarts import LONGEST_WAIT, RestartBudget, solo_roles
 from ssd_pipe.solo import SoloProcesses
@@ -74,12 +74,12 @@ class Solo:
         turn_until(self.group, lambda: lines.greeted() == set(launcher.names))
         self.processes = SoloProcesses(config(**run), self.group, launcher, lines, now=0.0)
 
-    def kill(self, name: str, now: float) -> str:
+    def kill(self, name: str, now: float) -> Blame | None:
         os.kill(self.group.pids[name], signal.SIGKILL)
         turn_until(self.group, lambda: self.group.broken)
         return self.processes.lost(*self.group.blame(), now)
 
-    def told(self, name: str, state: str, now: float, pid: int = 0) -> str:
+    def told(self, name: str, state: str, now: float, pid: int = 0) -> Blame | None:
         pid = pid or self.group.pids[name]
         return self.processes.look([ProcessState(name=name, pid=pid, state=state)], now)
 
@@ -106,12 +106,12 @@ def make_solo(lines: Lines) -> Iterator[Any]:
 def test_a_draft_comes_back_after_a_wait_and_the_others_stay(make_solo: Any, lines: Lines) -> None:
     solo = make_solo()
     before = solo.group.pids
-    assert solo.kill("draft", now=10.0) == ""
+    assert solo.kill("draft", now=10.0) is None
     assert "draft" not in solo.group.pids
     assert not solo.group.broken
-    assert solo.processes.turn(10.4) == ""
+    assert solo.processes.turn(10.4) is None
     assert "draft" not in solo.group.pids
-    assert solo.processes.turn(10.6) == ""
+    assert solo.processes.turn(10.6) is None
     after = solo.group.pids
     assert after.pop("draft") != before.pop("draft")
     assert after == before
@@ -123,20 +123,20 @@ def test_a_draft_that_hangs_is_killed_and_old_news_of_it_is_not_heard(make_solo:
     solo = make_solo()
     pid = solo.group.pids["draft"]
     os.kill(pid, signal.SIGSTOP)
-    assert solo.told("draft", "dead", now=5.0) == ""
+    assert solo.told("draft", "dead", now=5.0) is None
     assert gone(pid)
     solo.processes.turn(6.0)
     successor = solo.group.pids["draft"]
-    assert solo.told("draft", "dead", now=6.1, pid=pid) == ""
+    assert solo.told("draft", "dead", now=6.1, pid=pid) is None
     assert solo.group.pids["draft"] == successor
     assert not gone(successor)
 
 
 def test_a_draft_is_given_up_and_the_group_stays(make_solo: Any, lines: Lines) -> None:
     solo = make_solo(max_restarts=1, restart_window=100.0)
-    assert solo.kill("draft", now=1.0) == ""
+    assert solo.kill("draft", now=1.0) is None
     solo.processes.turn(2.0)
-    assert solo.kill("draft", now=3.0) == ""
+    assert solo.kill("draft", now=3.0) is None
     solo.processes.turn(1000.0)
     assert "draft" not in solo.group.pids
     reason = "draft: was killed by SIGKILL (given up, restarts in a row: 1)"
@@ -147,9 +147,9 @@ def test_service_refills_the_budget_of_a_process(make_solo: Any) -> None:
     solo = make_solo(max_restarts=1, restart_window=100.0)
     now = 0.0
     for _ in range(3):
-        assert solo.kill("draft", now + 1) == ""
+        assert solo.kill("draft", now + 1) is None
         solo.processes.turn(now + 2)
-        assert solo.told("draft", "ready", now + 3) == ""
+        assert solo.told("draft", "ready", now + 3) is None
         now += 200
     assert "draft" in solo.group.pids
 
@@ -159,18 +159,18 @@ def test_a_draft_that_does_not_become_ready_is_replaced(make_solo: Any) -> None:
     solo.kill("draft", now=0.0)
     solo.processes.turn(1.0)
     pid = solo.group.pids["draft"]
-    assert solo.processes.turn(20.5) == ""
+    assert solo.processes.turn(20.5) is None
     assert solo.group.pids["draft"] == pid
-    assert solo.processes.turn(21.5) == ""
+    assert solo.processes.turn(21.5) is None
     assert gone(pid)
 
 
 def test_a_gateway_that_does_not_stay_ends_the_group(make_solo: Any) -> None:
     solo = make_solo(on_failure="restart", max_restarts=1)
-    assert solo.kill("gateway", now=1.0) == ""
+    assert solo.kill("gateway", now=1.0) is None
     solo.processes.turn(2.0)
     reason = "gateway: was killed by SIGKILL (given up, restarts in a row: 1)"
-    assert solo.kill("gateway", now=3.0) == reason
+    assert solo.kill("gateway", now=3.0) == ("gateway", reason)
 
 
 def test_a_group_can_be_cleared_and_filled_again(make_solo: Any, lines: Lines) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -15,6 +17,8 @@ import pytest
 
 from ssd_pipe.children import LineBuffer
 from ssd_pipe.group import ProcessGroup
+from ssd_pipe.last_words import LastWords
+from ssd_pipe.members import SUPERVISOR_VARIABLE
 from ssd_pipe.relay import Relay
 
 HELLO = "print('hello', flush=True)\n"
@@ -60,6 +64,15 @@ def start(group: ProcessGroup, name: str, code: str) -> None:
     group.start(name, [sys.executable, "-S", "-c", code], os.environ)
 
 
+def ending(reason: str, peer: str = "") -> str:
+    """Code of a process that ends with these words to its supervisor."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(out):
+        patch.setenv(SUPERVISOR_VARIABLE, "1")
+        LastWords(reason, peer).say()
+    return f"import sys\nsys.stderr.write({out.getvalue()!r})\nexit(1)"
+
+
 def turn_until(group: ProcessGroup, condition: Callable[[], bool], seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -96,7 +109,7 @@ def test_a_killed_process_is_blamed_before_those_that_left_because_of_it(
     group: ProcessGroup, lines: Lines
 ) -> None:
     start(group, "target-0", IDLE)
-    start(group, "draft", "import sys\nprint('error: target-0: gone', file=sys.stderr)\nexit(1)")
+    start(group, "draft", ending("target-0: gone", "target-0"))
     turn_until(group, lambda: group.broken and "target-0" in lines.greeted())
     os.kill(group.pids["target-0"], signal.SIGKILL)
     assert group.blame() == ("target-0", "target-0: was killed by SIGKILL")
@@ -105,19 +118,27 @@ def test_a_killed_process_is_blamed_before_those_that_left_because_of_it(
 def test_a_process_that_failed_is_blamed_before_its_peers(
     group: ProcessGroup, lines: Lines
 ) -> None:
-    peer = "import sys\nprint('error: target-0: gone', file=sys.stderr)\nexit(1)"
-    start(group, "scheduler", peer)
+    start(group, "scheduler", ending("target-0: gone", "target-0"))
     turn_until(group, lambda: group.broken)
-    start(group, "target-0", "import sys\nprint('error: no weight', file=sys.stderr)\nexit(1)")
+    start(group, "target-0", ending("no weight"))
     assert group.blame() == ("target-0", "target-0: no weight")
 
 
 def test_a_peer_that_did_not_exit_is_named_by_the_one_that_missed_it(group: ProcessGroup) -> None:
     start(group, "target-0", IDLE)
-    said = "error: target-0: no heartbeat for 10 s"
-    start(group, "scheduler", f"import sys\nprint({said!r}, file=sys.stderr)\nexit(1)")
+    start(group, "scheduler", ending("no heartbeat of target-0 for 10 s", "target-0"))
     turn_until(group, lambda: group.broken)
-    assert group.blame() == ("target-0", "target-0: no heartbeat for 10 s")
+    assert group.blame() == ("target-0", "no heartbeat of target-0 for 10 s")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_nobody_is_blamed_for_the_words_of_an_error(group: ProcessGroup, plain: bool) -> None:
+    start(group, "target-0", IDLE)
+    said = "target-0: no such setting"
+    code = f"import sys\nprint('error: {said}', file=sys.stderr)\nexit(1)"
+    start(group, "scheduler", code if plain else ending(said))
+    turn_until(group, lambda: group.broken)
+    assert group.blame() == ("scheduler", f"scheduler: {said}")
 
 
 def test_the_last_line_explains_an_exit_without_an_error_line(group: ProcessGroup) -> None:

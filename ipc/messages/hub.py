@@ -31,10 +31,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
-    """A process cannot go on; ``message`` is one line for the user."""
+    """A process cannot go on; ``message`` is one line for the user.
+
+    ``peer``: name of the process that it misses, if that is why.
+    """
 
     name: str
     message: str
+    peer: str = ""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):

@@ -89,6 +89,10 @@ class RoundPlanner:
         self._foreseen = (load, decision)
         return decision.effort
 
+    def idle(self) -> None:
+        """Nothing runs: what was foreseen is not of the round that comes after the pause."""
+        self._foreseen = None
+
     def _take(self, decision: Decision) -> None:
         self.decision, self.effort = decision, decision.effort
 

@@ -13,8 +13,10 @@ from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Ahead, RowAhead, RowOutcome, StepPlan, StepRow
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.ahead import Aheads, follow_on
+from ssd_pipe.engine.effort import OFF
 from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
+from ssd_pipe.engine.round_pace import RoundSeen
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.step import Step
 from tests.engine.test_leases import SLOTS, SPEC, VOCAB, K, Side, World, prefilled, request_of
@@ -155,6 +157,22 @@ def test_no_leave_where_distributions_are_handed_over(temperature: float, given:
     side = AheadSide(World(4), 60, SpeculationSection(k=K, rule="rejection", adaptive=False))
     prefilled(side, request_of(0, [1], 40, key=NoiseKey(1, temperature)))
     assert (offered(side) is not None) is given
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_forecast_does_not_outlive_a_pause(paused: bool) -> None:
+    """What was learnt after it then counts, though as many rows run as before."""
+    planner = RoundPlanner("ssd", SpeculationSection(k=K), None)
+    planner.decide(1)
+    effort = planner.decide(1)
+    seen = RoundSeen(
+        decision=planner.decision, fed=K + 1, verify_seconds=1.0, seconds=99.0, chains=[K]
+    )
+    assert planner.foresee(1) == effort
+    planner.pace.observe(seen, emitted=1)
+    if paused:
+        planner.idle()
+    assert planner.decide(1) == (OFF if paused else effort)
 
 
 def cached(depth: int, goal: int) -> PartitionedCache:

@@ -52,6 +52,8 @@ def worker(runtime: Runtime) -> None:
         raise ConfigError("target.model", "no such folder")
     if BEHAVIOUR == "bug":
         raise ValueError("two\nlines")
+    if BEHAVIOUR == "misses-frontend":
+        raise PeerLost("nothing comes from over there", "frontend")
     if BEHAVIOUR == "never-ready":
         tell("loading")
         runtime.stopping.wait(FOREVER)

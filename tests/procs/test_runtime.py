@@ -17,6 +17,7 @@ from ipc.rundir import list_runs
 from procs.hub import expected_names
 from procs.liveness import Pulse, StopFlag, Stopping
 from ssd_pipe.config import PipelineConfig, TargetSection
+from ssd_pipe.last_words import LastWords
 from tests.procs.group import MEMBERS, Group
 from tests.waiting import wait_for
 
@@ -126,6 +127,27 @@ def test_a_stuck_worker_is_noticed(make_group: Any) -> None:
     assert group.end("frontend")[0] == 0
 
 
+def words_of_scheduler(group: Any, target: str) -> LastWords | None:
+    """What it says last when a supervisor has started it."""
+    group.start("frontend")
+    group.start("target-0", target)
+    group.start("scheduler", SSD_SUPERVISOR_PID=str(os.getpid()))
+    status, stderr = group.end("scheduler")
+    assert status == 1
+    (line,) = stderr.splitlines()
+    return LastWords.read(line)
+
+
+def test_a_supervisor_is_told_the_name_of_a_stuck_process(make_group: Any) -> None:
+    words = words_of_scheduler(make_group(beat_timeout=1.0), "stuck")
+    assert words == ("target-0: no heartbeat for 1 s", "target-0")
+
+
+def test_the_process_that_another_one_misses_is_told_on(make_group: Any) -> None:
+    words = words_of_scheduler(make_group(), "misses-frontend")
+    assert words == ("target-0: nothing comes from over there", "frontend")
+
+
 def test_a_stuck_scheduler_is_noticed(make_group: Any) -> None:
     group = make_group(beat_timeout=1.0)
     group.start_all(scheduler="stuck")
@@ -154,10 +176,30 @@ def test_a_machine_that_stands_still_is_no_loss(make_group: Any) -> None:
     group = make_group(beat_timeout=1.0)
     group.start_all()
     group.until_ready()
-    all_members(group, signal.SIGSTOP)
-    time.sleep(2.5)
-    all_members(group, signal.SIGCONT)
+    stop_for(group, 2.5)
     assert_goes_on(group)
+
+
+def test_a_machine_that_stands_still_delays_no_start(make_group: Any) -> None:
+    """While a process waits for the scheduler, and while these two wait for a third one."""
+    group = make_group(ready_timeout=4.0)
+    group.start("frontend")
+    wait_for(lambda: bool(list(group.folder.glob("logs/r/frontend.jsonl"))))
+    stop_for(group, 4.5, "frontend")
+    group.start("scheduler")
+    group.hear("scheduler", "listening")
+    wait_for(lambda: any(r["event"] == "connected" for r in group.log("scheduler")))
+    stop_for(group, 4.5, "scheduler", "frontend")
+    group.start("target-0")
+    for name in group.names:
+        group.hear(name, "ready")
+    assert_goes_on(group)
+
+
+def stop_for(group: Any, seconds: float, *names: str) -> None:
+    all_members(group, signal.SIGSTOP, *names)
+    time.sleep(seconds)
+    all_members(group, signal.SIGCONT, *names)
 
 
 def test_those_who_are_silent_together_get_one_more_interval(make_group: Any) -> None:
