@@ -33,9 +33,11 @@ from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.drafting.leased import RecordPlans
 from ssd_pipe.drafting.passes import chain_vocab
 from ssd_pipe.drafting.speculator import Speculator
+from ssd_pipe.drafting.trunks import PREFILL_CHUNK
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import make_part, size_bytes
+from ssd_pipe.first_passes import make_first_passes
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
 
@@ -269,7 +271,8 @@ def _graphs(
     scratch_start: int,
     link: DraftLink | None,
 ) -> GraphedDraft | None:
-    """CUDA graphs for the draft's passes, made, where it can have them."""
+    """CUDA graphs for the draft's passes, made, where it can have them; kernels of other passes
+    are compiled too."""
     if model.backend.name != "cuda" or config.draft.enforce_eager:
         return None
     from ssd_pipe.drafting.graphed import GraphedDraft
@@ -291,4 +294,5 @@ def _graphs(
         hooks=hooks,
     )
     graphs.warm_up(config.mode == "ssd")
+    make_first_passes(model, kv, PREFILL_CHUNK, choose=False)
     return graphs

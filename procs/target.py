@@ -28,6 +28,7 @@ from procs.target_steps import TargetSteps
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.partition import maker
+from ssd_pipe.first_passes import make_first_passes
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
@@ -129,7 +130,8 @@ def _graphs(
     sizes: Dimensions,
     link: TargetLink | None,
 ) -> GraphedSteps | None:
-    """CUDA graphs for decoding and verification, made, where this rank can have them."""
+    """CUDA graphs for decoding and verification, made, where this rank can have them; kernels of
+    other steps are compiled too."""
     if model.backend.name != "cuda" or config.target.enforce_eager:
         return None
     from ssd_pipe.verification.graphed import GraphedSteps
@@ -150,6 +152,7 @@ def _graphs(
         leased=leased,
     )
     graphs.warm_up()
+    make_first_passes(model, kv, config.scheduler.max_batched_tokens, choose=True)
     return graphs
 
 

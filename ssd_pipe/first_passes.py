@@ -1,0 +1,47 @@
+"""Passes at start-up, of the lengths that prompts have, before any sequence owns a block.
+
+A GPU's kernels are compiled for kinds of shapes as they are first met, each in some tenths of a
+second, and what is compiled is kept on disk; without this a request would wait for it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ipc.messages.sampling import NoiseKey
+from models.kv_cache import KVCache
+from models.sequence_batch import build_batch
+from models.transformer import Transformer
+from ssd_pipe.sampling.filters import RowSampling
+from ssd_pipe.sampling.shared_noise import choose_from
+
+_PAGES = 16  # the step in block table widths that kernels are compiled for
+
+
+def lengths_up_to(most: int) -> list[int]:
+    """Lengths of every kind: powers of two, and between two of them one that is odd."""
+    powers = [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+    between = [3 * power // 2 + 1 for power in powers]
+    return sorted({*powers, *(length for length in between if length <= most)})
+
+
+@torch.inference_mode()
+def make_first_passes(model: Transformer, kv: KVCache, most_tokens: int, choose: bool) -> int:
+    """Feed one sequence of every kind of length up to ``most_tokens``, in block tables of two
+    widths; the KV of its blocks is overwritten. Returns how many passes there were.
+
+    ``choose``: also the token after it, as the target does. All tensor-parallel ranks must call it.
+    """
+    sampling = RowSampling.from_keys([NoiseKey()])
+    passes = 0
+    for length in lengths_up_to(min(most_tokens, kv.num_blocks * kv.block_size)):
+        needed = -(-length // kv.block_size)
+        for width in {needed, min(-(-needed // _PAGES) * _PAGES, kv.num_blocks)}:
+            row = (list(range(width)), 0, [0] * length, length - 1)
+            hidden = model.forward(build_batch([row], kv.block_size, model.backend.device), kv)
+            passes += 1
+            if choose and model.tp.size > 1:
+                model.logits(hidden)
+            elif choose:
+                choose_from(model, hidden, sampling, [length])
+    return passes
