@@ -97,8 +97,6 @@ class StepGraph:
         inputs: the device tensors that a launch reads.
         launches: so many there were.
         posting: their choices on the host, None if not asked for.
-        successor: the graph that gets the rows' next tokens, as inputs of one token a row; itself,
-            or one of the same rows and blocks. None if nobody does.
     """
 
     def __init__(
@@ -158,9 +156,7 @@ class StepGraph:
         )
         self._shape = (rows, width, vocab)
         self.posting = Posting(rows, width, device) if post else None
-        self.successor: StepGraph | None = None
-        if post and hooks is None:  # hooks may write inputs of their own
-            self.successor = successor or self
+        self._successor = successor
         self._launch = pool.capture(self._step, device)
         self.launches = 0
         if self.posting is not None:
@@ -194,6 +190,15 @@ class StepGraph:
         if self.posting is not None:
             following = None if self.successor is None else self.successor.inputs
             self.posting.post(out.chosen, inputs, following)
+
+    @property
+    def successor(self) -> StepGraph | None:
+        """The graph that gets the rows' next tokens, as inputs of one token a row: itself, or one
+        of the same rows and blocks. None if nobody does."""
+        if self.posting is None or self._hooks is not None:  # hooks may write inputs of their own
+            return None
+        # Not kept as an attribute: a graph in a cycle outlives the group whose collectives it has.
+        return self if self._successor is None else self._successor
 
     def run(self, rows: Sequence[StepRow]) -> StepOutput:
         """Launch; does not wait. Raises ValueError if ``rows`` do not fit the bucket."""

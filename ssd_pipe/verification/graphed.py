@@ -63,6 +63,7 @@ class GraphedSteps:
 
     def close(self) -> None:
         """Destroy the graphs. No step may follow."""
+        self._graph = None
         self._runner.close()
 
     def takes(self, row: PlanRow) -> bool:

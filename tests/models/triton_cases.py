@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from models.backends.reference import ReferenceBackend
 from models.batch import ForwardBatch
 from models.cuda import noise as cuda_noise
 from models.cuda.candidates import MOST, best_scores, following_scores
+from models.cuda.capture import GraphPool
 from models.cuda.graphs import GraphRunner, StepRow
 from models.cuda.norms import silu_mul
 from models.cuda.one_row import one_row_linear
@@ -34,6 +37,7 @@ from models.sequence_batch import build_batch
 from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
 from ssd_pipe.sampling import noise, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
+from ssd_pipe.verification.graphed import GraphedSteps
 from tests.models import graph_ranks
 from tests.models.interpreter import accept_scalars_of_numpy_2_4
 from tests.models.tiny import make_tiny, perturbed, random_tokens
@@ -327,6 +331,25 @@ def test_steps_queued_before_their_tokens_are_known_choose_the_same(tmp_path: Pa
     planned = decoded(ahead=False)
     assert decoded(ahead=True) == planned
     assert planned[0][:4] == planned[0][6:]
+
+
+def test_graphs_go_as_soon_as_nobody_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their collectives must be gone before the group is; a cycle would keep them."""
+    # A captured graph's replay knows nothing of what it was captured from.
+    monkeypatch.setattr(GraphPool, "capture", lambda *_: lambda: None)
+    model = load_model(make_tiny(tmp_path, "llama", **SMALL), backend=backend(PLAIN))
+    steps = GraphedSteps(model, model.make_kv(BLOCKS, BLOCK), 1, 24, (1,))
+    gc.disable()
+    try:
+        steps.run([([0], NoiseKey(), StepPlanRow(0, 0, [3], 0, True, [0]))])
+        posting = weakref.ref(steps._runner.graph(1, 1, 1).posting)
+        assert posting() is not None
+        steps.close()
+        assert posting() is None
+    finally:
+        gc.enable()
 
 
 def test_a_target_on_graphs_goes_on_before_it_knows_its_tokens(tmp_path: Path) -> None:
