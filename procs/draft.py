@@ -77,7 +77,8 @@ class _Worker:
         if runtime.rank == 0 and not runtime.returning:
             agree(runtime, device)
         self._threads = Threads(runtime, device)
-        self._decide_seconds = DECIDE_SECONDS if device.type == "cuda" else 0.0
+        self._on_gpu = device.type == "cuda"
+        self._decide_seconds = DECIDE_SECONDS if self._on_gpu else 0.0
         self.facts = {"vocab_size": sizes.vocab_size}
         link = DraftLink(runtime, sizes, device) if config.mode == "ssd" else None
         self._records = link.records if link is not None else None
@@ -173,11 +174,9 @@ class _Worker:
     def _round(self, plan: DraftPlan) -> DraftPlan | None:
         """Run a round until it ends or the next plan comes; returns that plan.
 
-        Of a leased round the others hear while the next one's glue pass runs: the target's GPU
-        waits for that round's tokens.
+        On a GPU the others hear of it while the next round's glue pass runs: the target waits for
+        that round's tokens.
         """
-        if not plan.number:
-            self._tell()
         started = time.monotonic_ns()
         stamps = {"backup": started, "glue": started}
         depths: list[int] = []
@@ -220,7 +219,7 @@ class _Worker:
         self._untold = _Round(
             times, self._speculator.request_ids(plan), depths, following is not None
         )
-        if not plan.number:
+        if following is None or not self._on_gpu:
             self._tell()
         return following
 
@@ -249,7 +248,7 @@ class _Worker:
     def _stages(self, plan: DraftPlan) -> Iterator[str]:
         records = self._records
         if not plan.number or records is None:
-            return self._speculator.round(plan, self._notices.send)
+            return self._speculator.round(plan, self._notices.send, meanwhile=self._tell)
 
         def answer(chain: ChainReady) -> None:
             if plan.lease is None:  # made from records: it is the GPU that waits

@@ -58,10 +58,14 @@ class TargetSteps:
             with self._profiler.step(f"verify {plan.step}"):
                 result = self._execute(plan)
             following, result = self._go_on(plan, result)
-            if following is not None and following.lease is None:
+            # A draft waits for the outcome; where there is none, the GPU's next step comes first.
+            first = following is not None and not any(row.chain for row in following.rows)
+            if first:
                 self._queue(following, result)
             if self._results is not None:
                 self._results.send(result)
+            if not first:
+                self._queue(following, result)
             self._untold.append((plan, result))
             # A line costs more than all else between two steps.
             if following is None or following.lease or len(self._untold) == UNTOLD:
@@ -76,8 +80,10 @@ class TargetSteps:
         finished = time.monotonic_ns()
         return StepResult(plan.step, verified.outcomes, started, verified.forward_ns, finished)
 
-    def _queue(self, following: StepPlan, result: StepResult) -> None:
-        """Have the GPU begin the next step before anybody hears of this one."""
+    def _queue(self, following: StepPlan | None, result: StepResult) -> None:
+        """Have the GPU begin the next step."""
+        if following is None or following.lease is not None:
+            return
         now = result.finished_ns if self._begun else time.monotonic_ns()
         self._queued_ns = now if self._verifier.queue(following, self._begun) else 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,13 +59,19 @@ class Forks:
         miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
         self._counts = {False: hit, True: miss}  # by row.plan.after_miss
 
-    def fork(self, rows: Sequence[RoundRow], number: int, effort: Effort) -> Tree:
+    def fork(
+        self,
+        rows: Sequence[RoundRow],
+        number: int,
+        effort: Effort,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Tree:
         """Glue pass and choice of branches; publishes the outcomes with no tokens yet.
 
         Those for leased round ``number`` are published by the GPU that extends them; 0 is a round
         without a lease.
         """
-        tokens, scores, own = self._passes.candidates(rows)
+        tokens, scores, own = self._passes.candidates(rows, meanwhile)
         tree = Tree(number=number)
         first = 0
         for row in rows:

@@ -117,9 +117,12 @@ class GraphedDraft:
             for trunk in trunks
         )
 
-    def candidates(self, feeds: Sequence[Feed]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    def candidates(
+        self, feeds: Sequence[Feed], meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """The glue pass: what ``draft_choice.fork_candidates`` gives for the fed tokens from each
-        row's fourth entry on; None if a row is too long for a graph."""
+        row's fourth entry on; None if a row is too long for a graph. ``meanwhile`` is called once
+        the GPU is busy."""
         if max(len(tokens) for _, _, tokens, _ in feeds) > self._glue_width:
             return None
         if self._fork is not None:
@@ -132,6 +135,7 @@ class GraphedDraft:
         tokens = self._readback.fetch("tokens", out.top_tokens)
         scores = self._readback.fetch("scores", out.top_scores)
         own = self._readback.fetch("own", out.next_scores)
+        meanwhile()
         self._readback.wait()
         wanted = [(i, slice(first, len(fed))) for i, (_, _, fed, first) in enumerate(feeds)]
         return (

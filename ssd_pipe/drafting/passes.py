@@ -5,7 +5,7 @@ CUDA graphs make the passes they take, the model itself all others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,8 +111,11 @@ class DraftPasses:
         logits = logits[:, : self._vocab] if self._vocab else logits
         return self.propose_from(logits, sampling, positions, offsets, places)
 
-    def candidates(self, rows: Sequence[RoundRow]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The glue pass: feed what each row's trunk lacks, and its chain of K tokens.
+    def candidates(
+        self, rows: Sequence[RoundRow], meanwhile: Callable[[], None] = lambda: None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The glue pass: feed what each row's trunk lacks, and its chain of K tokens; ``meanwhile``
+        is called if a GPU does it all.
 
         Returns:
             What ``draft_choice.fork_candidates`` gives for the K + 1 places of every row, in order.
@@ -120,7 +123,7 @@ class DraftPasses:
         feeds = [row.feed() for row in rows]
         graphs = self.choosing([row.trunk for row in rows])
         if graphs is not None:
-            found = graphs.candidates(feeds)
+            found = graphs.candidates(feeds, meanwhile)
             if found is not None:
                 mark_fed(feeds)
                 return found

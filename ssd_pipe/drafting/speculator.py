@@ -143,8 +143,8 @@ class Speculator:
         """Run a plan's round; yields the stage just done: "backup", "glue", "step".
 
         ``skip`` is told of slots that get no branches. Under a lease the wait for a pass over the
-        branches ends when ``interrupted`` says so, and ``meanwhile`` is called once the glue pass
-        is under way, if the GPU does all that follows by itself.
+        branches ends when ``interrupted`` says so. ``meanwhile`` is called while a GPU makes the
+        glue pass.
         """
         trunks, number = self._trunks, plan.number
         effort = Effort(
@@ -174,7 +174,7 @@ class Speculator:
                 yield stage
                 stage = "step"
             return
-        self._tree = self._forks.fork(ready, number, effort)
+        self._tree = self._forks.fork(ready, number, effort, meanwhile)
         if not self._tree.size:
             for row in ready:
                 skip(row.plan.slot)
