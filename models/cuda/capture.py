@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -77,6 +78,7 @@ def row_buckets(most: int) -> list[int]:
     return sorted({bucket_of(count, most) for count in (*(1 << i for i in range(10)), most)})
 
 
+@lru_cache(maxsize=4096)
 def context_bucket(blocks: int, block_size: int, most: int) -> int:
     """Blocks of the smallest context bucket that holds ``blocks``, at most ``most``."""
     return next(size for size in context_buckets(block_size, most) if size >= min(blocks, most))

@@ -39,10 +39,10 @@ class Staging:
         self._copied = torch.cuda.Event() if pinned else None
         self.host: dict[str, np.ndarray] = {}
         self.tensors: dict[str, torch.Tensor] = {}
-        self._places: dict[str, slice] = {}
+        self._pairs = {"": (self._device_bytes, self._bytes)}
         for start, (name, shape, dtype) in zip(starts, fields, strict=True):
             stop = start + int(np.prod(shape)) * dtype.itemsize
-            self._places[name] = slice(start, stop)
+            self._pairs[name] = (self._device_bytes[start:stop], self._bytes[start:stop])
             self.host[name] = self._bytes[start:stop].view(dtype).view(shape).numpy()
             self.tensors[name] = self._device_bytes[start:stop].view(dtype).view(shape)
 
@@ -53,8 +53,8 @@ class Staging:
 
     def copy(self, name: str = "") -> None:
         """Queue the copy to the device on the current stream; with ``name`` of one field only."""
-        place = self._places[name] if name else slice(None)
-        self._device_bytes[place].copy_(self._bytes[place], non_blocking=True)
+        to, source = self._pairs[name]
+        to.copy_(source, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 
