@@ -107,6 +107,7 @@ class EffortController:
         self._look = 0
         self._credit = CREDIT
         self._step_seconds = 0.0
+        self._effort_since = self.full
         self._seconds_since = self._expected_since = 0.0
         self.decision = Decision(self.full)
         self.probes = 0
@@ -265,7 +266,9 @@ class EffortController:
     def _behind(self, decision: Decision, seconds: float, expected: float) -> bool:
         """Whether the rounds since this effort began are slower than plain decoding, never tried
         at this batch size, would be by the step times known."""
-        if decision.same == 1:
+        if decision.same == 1 or decision.effort != self._effort_since:
+            # Its first round need not be among those observed: what was foreseen may be dropped.
+            self._effort_since = decision.effort
             self._seconds_since = self._expected_since = 0.0
         self._seconds_since += seconds
         self._expected_since += expected

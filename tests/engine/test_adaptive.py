@@ -297,3 +297,20 @@ def test_a_record_learns_what_expectation_overlooks() -> None:
     for number in range(2000):
         record.observe(number, 1.0, [0, 1], 1, 2.0)
     assert record.tokens([1.0]) < 1.9
+
+
+def test_an_effort_is_not_judged_by_the_rounds_of_the_one_before() -> None:
+    """Its first round may be missing: what was foreseen for it is dropped when the load changes."""
+    controller = EffortController("ssd", K, BUDGET, AcceptanceEstimator(K))
+    slow, other = Effort(K, BUDGET), Effort(2, BUDGET)
+    bucket = batch_bucket(1)
+    controller.decide(1)
+    for same in range(4):
+        decision = Decision(slow, bucket, same)
+        controller.observe_step(decision, K + 1, 1.0)
+        controller.observe(decision, 30.0, [K], 1)
+    assert controller._record(bucket, slow).rejected
+    decision = Decision(other, bucket, 2)
+    controller.observe_step(decision, 3, 1.0)
+    controller.observe(decision, 1.0, [2], 2)
+    assert not controller._record(bucket, other).rejected
