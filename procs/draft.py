@@ -281,6 +281,7 @@ def _graphs(
         from models.cuda.rounds.publish import TreePublisher
 
         hooks = TreePublisher(link.tables)
+    positions = sizes.max_model_len + sizes.k + 1
     graphs = GraphedDraft(
         model,
         kv,
@@ -288,10 +289,10 @@ def _graphs(
         scratch_start,
         sizes.worker_branches,
         sizes.slots,
-        sizes.max_model_len + sizes.k + 1,
+        positions,
         chain_vocab(config.speculation, model),
         hooks=hooks,
     )
     graphs.warm_up(config.mode == "ssd")
-    make_first_passes(model, kv, PREFILL_CHUNK, choose=False)
+    make_first_passes(model, kv, PREFILL_CHUNK, positions, choose=False)
     return graphs

@@ -143,16 +143,17 @@ def _graphs(
         synthetic = bool(config.speculation.synthetic_acceptance)
         leased = LeasedRounds(link.tables, model.backend.device, synthetic)
     wide = config.speculative or config.target.pad_steps
+    positions = sizes.max_model_len + sizes.k + 1
     graphs = GraphedSteps(
         model,
         kv,
         sizes.slots,
-        sizes.max_model_len + sizes.k + 1,
+        positions,
         (sizes.k + 1,) if wide else (1,),
         leased=leased,
     )
     graphs.warm_up()
-    make_first_passes(model, kv, config.scheduler.max_batched_tokens, choose=True)
+    make_first_passes(model, kv, config.scheduler.max_batched_tokens, positions, choose=True)
     return graphs
 
 

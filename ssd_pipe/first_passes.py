@@ -26,19 +26,25 @@ def lengths_up_to(most: int) -> list[int]:
 
 
 @torch.inference_mode()
-def make_first_passes(model: Transformer, kv: KVCache, most_tokens: int, choose: bool) -> int:
+def make_first_passes(
+    model: Transformer, kv: KVCache, most_tokens: int, positions: int, choose: bool
+) -> int:
     """Feed one sequence of every kind of length up to ``most_tokens``, in block tables of two
     widths; the KV of its blocks is overwritten. Returns how many passes there were.
 
-    ``choose``: also the token after it, as the target does. All tensor-parallel ranks must call it.
+    Args:
+        positions: of the longest sequence. All tensor-parallel ranks have KV for one, while what
+            they have in all may differ; they must make the same passes.
+        choose: also the token after it, as the target does.
     """
     sampling = RowSampling.from_keys([NoiseKey()])
-    passes = 0
-    for length in lengths_up_to(min(most_tokens, kv.num_blocks * kv.block_size)):
-        needed = -(-length // kv.block_size)
-        for width in {needed, min(-(-needed // _PAGES) * _PAGES, kv.num_blocks)}:
+    passes, size = 0, kv.block_size
+    whole = min(-(-positions // size), kv.num_blocks)
+    for length in lengths_up_to(min(most_tokens, whole * size)):
+        needed = -(-length // size)
+        for width in sorted({needed, min(-(-needed // _PAGES) * _PAGES, whole)}):
             row = (list(range(width)), 0, [0] * length, length - 1)
-            hidden = model.forward(build_batch([row], kv.block_size, model.backend.device), kv)
+            hidden = model.forward(build_batch([row], size, model.backend.device), kv)
             passes += 1
             if choose and model.tp.size > 1:
                 model.logits(hidden)

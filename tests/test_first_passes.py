@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.batch import ForwardBatch
+from models.kv_cache import KVCache
 from models.registry import load_model
+from models.transformer import Transformer
 from ssd_pipe.first_passes import lengths_up_to, make_first_passes
 from tests.models.tiny import make_tiny
 
@@ -24,12 +27,35 @@ def test_lengths_are_of_every_kind(most: int) -> None:
             assert any(low < n < 2 * low and n % 16 for n in lengths)
 
 
+def passes(model: Transformer, blocks: int, positions: int) -> list[tuple[int, int]]:
+    """Tokens and table width of each pass over so many blocks of KV, which are of 4 tokens."""
+    met: list[tuple[int, int]] = []
+    forward = model.forward
+
+    def noted(batch: ForwardBatch, kv: KVCache) -> torch.Tensor:
+        met.append((len(batch.tokens), batch.block_tables.shape[1]))
+        return forward(batch, kv)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "forward", noted)
+        made = make_first_passes(model, model.make_kv(blocks, 4), 512, positions, choose=True)
+    assert made == len(met) > 4
+    return met
+
+
+def test_ranks_with_unequal_kv_make_the_same_passes(tmp_path: Path) -> None:
+    model = load_model(make_tiny(tmp_path), backend="reference")
+    some, more = (passes(model, blocks, 100) for blocks in (25, 400))
+    assert some == more
+    assert max(length for length, _ in some) > 64
+
+
 @pytest.mark.parametrize("blocks", [3, 40])
 def test_no_pass_reaches_beyond_the_kv(tmp_path: Path, blocks: int) -> None:
     model = load_model(make_tiny(tmp_path), backend="reference")
     kv = model.make_kv(blocks, 4)
     untouched = kv.keys[0].clone()
-    assert make_first_passes(model, kv, 64, choose=True) >= 4
+    assert make_first_passes(model, kv, 64, 1000, choose=True) >= 4
     written = (kv.keys[0] != untouched).flatten(1).any(1)
     longest = lengths_up_to(min(64, 4 * blocks))[-1]
     assert torch.equal(written, torch.arange(blocks) < -(-longest // 4))

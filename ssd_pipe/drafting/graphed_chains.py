@@ -18,19 +18,19 @@ from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.drafting.gpu_waits import wait_until
 from ssd_pipe.drafting.graph_inputs import step_rows
-from ssd_pipe.drafting.trunk import Feed
+from ssd_pipe.drafting.trunk import Feed, Trunk
 
 
 @dataclass(slots=True)
 class _Queued:
     """A pass that was launched before its tokens were known: launch ``number`` of ``graph``.
 
-    ``rows``: (trunk's identity, position fed, token fed) once that is known.
+    ``rows``: what it feeds, one token each, once that is known.
     """
 
     graph: StepGraph
     number: int
-    rows: list[tuple[int, int, int]]
+    rows: list[tuple[Trunk, int, list[int]]]
 
 
 class GraphedChains:
@@ -80,7 +80,7 @@ class GraphedChains:
         Raises ResourceError if the GPU does not answer.
         """
         queued, self._queued = self._queued, None
-        if queued is not None and queued.rows == [(id(t), at, fed[0]) for t, at, fed, _ in feeds]:
+        if queued is not None and queued.rows == [(t, at, fed) for t, at, fed, _ in feeds]:
             graph, number = queued.graph, queued.number
         else:
             found = self._graph(feeds)
@@ -95,8 +95,10 @@ class GraphedChains:
         chosen = self._wait(graph, number)
         tokens = [chosen[i][len(fed) - 1] for i, (_, _, fed, _) in enumerate(feeds)]
         if following is not None:
-            places = [(id(t), at + len(fed)) for t, at, fed, _ in feeds]
-            known = [(*place, token) for place, token in zip(places, tokens, strict=True)]
+            known = [
+                (trunk, at + len(fed), [token])
+                for (trunk, at, fed, _), token in zip(feeds, tokens, strict=True)
+            ]
             self._queued = _Queued(following, following.launches, known)
         return tokens
 

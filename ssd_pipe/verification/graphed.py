@@ -6,6 +6,7 @@ the same width add in the same order whoever asks for them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,6 +24,7 @@ from ssd_pipe.verification.leased import LeasedRounds
 Row = tuple[Sequence[int], NoiseKey, PlanRow]
 """(block table, noise key, the plan's row)"""
 
+STUCK = 60.0  # seconds a step may take
 LOOK_EVERY = 1000
 """Looks at what a step posted between two looks at the GPU, which may have failed."""
 
@@ -56,6 +58,7 @@ class GraphedSteps:
         self._rows: list[Row] = []
         self._graph: StepGraph | None = None
         self._number = 0  # of the launch that is the present step
+        self._queued: tuple[StepGraph, int] | None = None  # the step after it, if it is queued
 
     def warm_up(self) -> None:
         """Make the graphs that steps can need."""
@@ -63,7 +66,7 @@ class GraphedSteps:
 
     def close(self) -> None:
         """Destroy the graphs. No step may follow."""
-        self._graph = None
+        self._graph = self._queued = None
         self._runner.close()
 
     def takes(self, row: PlanRow) -> bool:
@@ -78,28 +81,34 @@ class GraphedSteps:
         graph = self._runner.graph(len(steps), width, max(len(step.blocks) for step in steps))
         graph.run(steps)
         self._rows, self._graph, self._number = list(rows), graph, graph.launches
+        self._queued = None
 
     def go_on(self, more: Sequence[Sequence[int]]) -> bool:
         """Queue the step after the present one, of the one token that each row is about to get.
 
         ``more``: blocks by row, beyond those it has. False, and nothing is queued, if that cannot
-        be. ``run`` makes it void, ``take_over`` the present one.
+        be. ``run`` makes it void, ``take_over`` the present one. A void step's choices may be
+        overwritten unread, and only those: whatever comes next is launched after ``choices``.
         """
         graph = self._graph
-        if graph is None or graph.launches != self._number:
+        if graph is None or self._queued is not None:
             return False
         held = [len(blocks) for blocks, _, _ in self._rows]
         for (_, _, row), count, blocks in zip(self._rows, held, more, strict=True):
             if row.start + len(row.tokens) + 1 > (count + len(blocks)) * self._block_size:
                 return False
-        return graph.go_on(held, more) is not None
+        following = graph.go_on(held, more)
+        if following is not None:
+            self._queued = following, following.launches
+        return following is not None
 
     def take_over(self, rows: Sequence[Row]) -> None:
         """The step that ``go_on`` queued is the present one, of these rows. Raises RuntimeError if
         there is none."""
-        if self._graph is None or self._graph.launches != self._number + 1:
+        if self._queued is None:
             raise RuntimeError("no step was queued ahead")
-        self._rows, self._number = list(rows), self._number + 1
+        (self._graph, self._number), self._queued = self._queued, None
+        self._rows = list(rows)
 
     def begin_lease(self, rows: Sequence[Row], lease: Lease) -> StepGraph:
         """The graph whose launches are the rounds of a lease, its first input on the way.
@@ -124,12 +133,12 @@ class GraphedSteps:
 
         They take temperature and noise into account, but no filters and no processors.
         ``meanwhile`` is called again and again until the step has ended. Raises ResourceError if it
-        ends without a result.
+        ends without a result, or does not end.
         """
         graph = self._graph
         if graph is None or graph.posting is None:
             raise RuntimeError("no step has run")
-        looks = 0
+        looks, deadline = 0, time.monotonic() + STUCK
         while True:
             if meanwhile is not None:
                 meanwhile()
@@ -137,15 +146,17 @@ class GraphedSteps:
                 break
             looks += 1
             if looks % LOOK_EVERY == 0:
-                self._check(graph)
+                self._check(graph, deadline)
         table = graph.posting.choices(self._number).tolist()
         return [
             table[i][len(row.tokens) - 1 - row.chain : len(row.tokens)]
             for i, (_, _, row) in enumerate(self._rows)
         ]
 
-    def _check(self, graph: StepGraph) -> None:
+    def _check(self, graph: StepGraph, deadline: float) -> None:
         """Raises what the GPU has failed with."""
+        if time.monotonic() > deadline:
+            raise ResourceError(f"a step on the GPU has not ended within {STUCK:.0f} s")
         idle = self._device.type != "cuda" or torch.cuda.current_stream(self._device).query()
         if idle and (graph.posting is None or not graph.posting.arrived(self._number)):
             raise ResourceError("a step on the GPU ended without a result")

@@ -35,6 +35,9 @@ from models.parallel import TensorParallel
 from models.registry import load_model
 from models.sequence_batch import build_batch
 from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
+from ssd_pipe.drafting.graphed_chains import GraphedChains
+from ssd_pipe.drafting.trunk import Feed, Trunk
+from ssd_pipe.engine.blocks import BlockTable
 from ssd_pipe.sampling import noise, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.verification.graphed import GraphedSteps
@@ -331,6 +334,40 @@ def test_steps_queued_before_their_tokens_are_known_choose_the_same(tmp_path: Pa
     planned = decoded(ahead=False)
     assert decoded(ahead=True) == planned
     assert planned[0][:4] == planned[0][6:]
+
+
+def test_drafted_chains_do_not_depend_on_what_was_queued_ahead(tmp_path: Path) -> None:
+    """Two rows of which one leaves in mid-chain, and a pass that was queued for nothing."""
+    model = load_model(make_tiny(tmp_path, "llama", **SMALL), backend=backend(PLAIN))
+    texts = [random_tokens(2, 33, 1), random_tokens(3, 33, 2)]
+    keys = [NoiseKey(), NoiseKey(6, 1.0)]
+
+    def drafted(again: bool) -> tuple[list[list[int]], int]:
+        chains = GraphedChains(model, model.make_kv(BLOCKS, BLOCK), 3, 2, 24, GraphPool())
+        trunks = [
+            Trunk(i, i, key, text, BlockTable(list(range(4 * i, 4 * i + 4))))
+            for i, (key, text) in enumerate(zip(keys, texts, strict=True))
+        ]
+        said: list[list[int]] = [[], []]
+        feeds: list[Feed] = [(t, 0, t.tokens, 0) for t in trunks]
+        for _ in range(3):
+            tokens = chains.next_tokens(feeds, again)
+            assert tokens is not None
+            for chain, token in zip(said, tokens, strict=True):
+                chain.append(token)
+            feeds = [
+                (t, len(t.tokens) + len(chain) - 1, chain[-1:], 0)
+                for t, chain in zip(trunks, said, strict=True)
+            ]
+        # What was queued for both rows is of no use for one of them.
+        for _ in range(2):
+            [token] = chains.next_tokens(feeds[:1], again) or []
+            said[0].append(token)
+            feeds = [(trunks[0], len(texts[0]) + len(said[0]) - 1, said[0][-1:], 0)]
+        return said, chains._runner.graph(2, 1, 4).launches
+
+    plain, passes = drafted(again=False)
+    assert (plain, passes + 1) == drafted(again=True)  # one was in vain, none was made twice
 
 
 def test_graphs_go_as_soon_as_nobody_holds_them(

@@ -43,11 +43,11 @@ class Desk:
         self.stopping = runtime.stopping
         self.plans = TypedSender.open(runtime, "plans", StepPlan | Ahead)
         self.results = TypedReceiver.open(runtime, "results", StepResult)
-        verifier = LocalPipeline("ar", model, model, config, **how).verifier
+        self.verifier = LocalPipeline("ar", model, model, config, **how).verifier
         self.steps = TargetSteps(
             runtime,
             dimensions(config),
-            verifier,
+            self.verifier,
             TypedReceiver.open(runtime, "plans", StepPlan | Ahead),
             TypedSender.open(runtime, "results", StepResult),
             Threads(runtime, torch.device("cpu")),
@@ -110,3 +110,21 @@ def test_leave_ends_when_it_is_withdrawn_or_void(desk: Desk) -> None:
     desk.allow(after=2)
     desk.stopping.set("test")
     assert len(desk.decode(2, 3, token)) == 1
+
+
+def test_where_no_draft_waits_the_next_step_is_begun_before_anybody_hears(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = desk.begin().outcomes[0].token
+    heard: list[StepResult] = []
+    queue = desk.verifier.queue
+
+    def noted(plan: StepPlan, begun: bool = False) -> bool:
+        heard.extend(desk.taken())
+        return queue(plan, begun)
+
+    monkeypatch.setattr(desk.verifier, "queue", noted)
+    desk.allow(after=2)
+    both = desk.decode(2, 3, token)
+    assert not heard
+    assert [result.step for result in both] == [2, 3]
