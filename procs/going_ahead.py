@@ -1,7 +1,7 @@
 """The scheduler's part of going ahead: leave given in time, withdrawn when there is mail, followed.
 
 See ``ssd_pipe.engine.ahead``. Mail withdraws the leave: a request that comes, or is to end, gets
-its turn after the step that is running, or after the one behind it if a GPU has that queued already.
+its turn after the step that is running, or after the one behind it if a GPU has that queued.
 """
 
 from __future__ import annotations

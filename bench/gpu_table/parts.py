@@ -93,10 +93,10 @@ PARTS = (
     ),
     _pipeline(
         "llama8b",
-        110,
+        120,
         "llama8b",
         "ar sd-3 sd-4 sd-5 ssd-3-12 ssd-4-10 ssd-5-12",
-        *("--one-by-one", "--prompts", "3", "--tokens", "384"),
+        *("--one-by-one", "--prompts", "5", "--tokens", "320"),
     ),
     _pipeline(
         "transformers",
