@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import msgspec
 
-from ipc.messages.client import StatusReply
+from ipc.messages.client import ChatMessage, StatusReply
 from ipc.running_time import RunningTime
 from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.config import FanOut, Mode, PipelineConfig
@@ -131,7 +131,8 @@ class LLM:
         ``params`` and ``sampling`` as for ``generate``; ``chat_template_kwargs`` are more variables
         of the model's chat template.
         """
-        several = not isinstance(messages, str) and messages and all(map(_is_whole, messages))
+        one = isinstance(messages, str | Mapping | ChatMessage)  # or a turn without its list
+        several = not one and messages and all(map(_is_whole, messages))
         whole: list[Any] = list(messages) if several else [messages]
         submits = [
             partial(self._client.chat, conversation, own, **sampling)

@@ -138,9 +138,11 @@ def test_conversations_are_answered_together_and_in_order(tmp_path):
         assert [r.token_ids == one.token_ids for r in thinking] == [False, False]
         with pytest.raises(ValueError, match="2 conversations, but 1 params"):
             llm.chat(["one", "two"], [params])
-        for wrong in ([], [turns, {"role": "user", "content": "x"}], [["x"]]):
-            with pytest.raises(RequestError, match="messages"):
+        turn = {"role": "user", "content": "x"}
+        for wrong in ([], {}, turn, ChatMessage("user", "x"), [turns, turn], [["x"]]):
+            with pytest.raises(RequestError, match="messages") as caught:
                 llm.chat(wrong, params)
+            assert (caught.value.code, caught.value.field) == (400, "messages")
 
 
 def target_pid(own):
