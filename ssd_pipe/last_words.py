@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ssd_pipe.members import SUPERVISOR_VARIABLE
 
 _PLAIN = "error: "
-_PEER = "lost_peer"
+PEER = "lost_peer"
+"""The field of a structured line that tells last words from the lines of a log."""
 
 
 class LastWords(NamedTuple):
@@ -23,7 +24,7 @@ class LastWords(NamedTuple):
         """Write them to stderr: structured where a supervisor reads them, else for people."""
         line = f"{_PLAIN}{self.reason}"
         if os.environ.get(SUPERVISOR_VARIABLE):
-            line = json.dumps({"level": "error", "event": self.reason, _PEER: self.peer})
+            line = json.dumps({"level": "error", "event": self.reason, PEER: self.peer})
         print(line, file=sys.stderr, flush=True)
 
     @classmethod
@@ -37,4 +38,4 @@ class LastWords(NamedTuple):
             fields = json.loads(line)
         except ValueError:
             return None
-        return cls(str(fields.get("event")), str(fields[_PEER])) if _PEER in fields else None
+        return cls(str(fields.get("event")), str(fields[PEER])) if PEER in fields else None

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TextIO
 
 import structlog
 
+from ssd_pipe.last_words import PEER
 from ssd_pipe.log_file import LogFile
 from ssd_pipe.logs import LEVELS
 
@@ -72,7 +73,10 @@ class Relay:
     def line(self, process: str, stream: str, line: str) -> None:
         fields = _parse(line)
         if fields is not None:
-            self._write({**_stamp(process), **fields, "proc": process}, keep=False)
+            last = PEER in fields  # a process may end before it has a log file
+            if last and not fields[PEER]:
+                del fields[PEER]
+            self._write({**_stamp(process), **fields, "proc": process}, keep=last)
             return
         level = "error" if line.startswith("error: ") else PLAIN_LEVEL[stream]
         facts = {"level": level, "event": line, "stream": stream}

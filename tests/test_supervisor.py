@@ -64,13 +64,18 @@ def start(group: ProcessGroup, name: str, code: str) -> None:
     group.start(name, [sys.executable, "-S", "-c", code], os.environ)
 
 
-def ending(reason: str, peer: str = "") -> str:
-    """Code of a process that ends with these words to its supervisor."""
+def said(reason: str, peer: str = "") -> str:
+    """The line with these last words to a supervisor."""
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(out):
         patch.setenv(SUPERVISOR_VARIABLE, "1")
         LastWords(reason, peer).say()
-    return f"import sys\nsys.stderr.write({out.getvalue()!r})\nexit(1)"
+    return out.getvalue()
+
+
+def ending(reason: str, peer: str = "") -> str:
+    """Code of a process that ends with these words to its supervisor."""
+    return f"import sys\nsys.stderr.write({said(reason, peer)!r})\nexit(1)"
 
 
 def turn_until(group: ProcessGroup, condition: Callable[[], bool], seconds: float = 10) -> None:
@@ -134,11 +139,11 @@ def test_a_peer_that_did_not_exit_is_named_by_the_one_that_missed_it(group: Proc
 @pytest.mark.parametrize("plain", [False, True])
 def test_nobody_is_blamed_for_the_words_of_an_error(group: ProcessGroup, plain: bool) -> None:
     start(group, "target-0", IDLE)
-    said = "target-0: no such setting"
-    code = f"import sys\nprint('error: {said}', file=sys.stderr)\nexit(1)"
-    start(group, "scheduler", code if plain else ending(said))
+    words = "target-0: no such setting"
+    code = f"import sys\nprint('error: {words}', file=sys.stderr)\nexit(1)"
+    start(group, "scheduler", code if plain else ending(words))
     turn_until(group, lambda: group.broken)
-    assert group.blame() == ("scheduler", f"scheduler: {said}")
+    assert group.blame() == ("scheduler", f"scheduler: {words}")
 
 
 def test_the_last_line_explains_an_exit_without_an_error_line(group: ProcessGroup) -> None:
@@ -212,3 +217,18 @@ def test_relay_names_the_process_and_keeps_plain_lines_in_its_file(tmp_path: Pat
     ]
     own = [json.loads(line)["event"] for line in kept.read_text().splitlines()]
     assert own == ["Segmentation fault", "failed"]
+
+
+def test_relay_keeps_last_words_and_shows_no_empty_peer(tmp_path: Path) -> None:
+    out, kept = tmp_path / "out", tmp_path / "supervisor.jsonl"
+    with out.open("w") as stream:
+        relay = Relay("info", stream)
+        relay.open_file(kept)
+        relay.line("draft", "stderr", said("no room").strip())
+        relay.line("frontend", "stderr", said("scheduler: gone", "scheduler").strip())
+        relay.close()
+    for file in (out, kept):
+        own, missed = (json.loads(line) for line in file.read_text().splitlines())
+        assert (own["proc"], own["level"], own["event"]) == ("draft", "error", "no room")
+        assert "lost_peer" not in own
+        assert (missed["event"], missed["lost_peer"]) == ("scheduler: gone", "scheduler")
