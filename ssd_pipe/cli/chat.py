@@ -14,7 +14,7 @@ import typer
 from ipc.curve import is_exposed
 from ipc.messages.client import ChatMessage
 from ssd_pipe.cli.connect import Place, place_options
-from ssd_pipe.cli.line_input import read_message
+from ssd_pipe.cli.line_input import check_input, read_message
 from ssd_pipe.cli.options import Sampling, sampling_options
 from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
 from ssd_pipe.cli.talk import (
@@ -78,6 +78,7 @@ def chat(
         raise ConfigError("--show-speculation", "a server at --url does not tell; use --run")
     if not url and (model or api_key):
         raise ConfigError("--model" if model else "--api-key", "is for a server at --url")
+    check_input()
     variables = parse_variables(template_kwargs)
     colours = show_speculation and colours_wanted()
     if colours:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from ssd_pipe.errors import ConfigError
+
 QUOTES = '"""'
+
+
+def check_input() -> None:
+    """Raises ConfigError if there is no standard input to read from: it was closed (``<&-``)."""
+    if sys.stdin is None:
+        raise ConfigError("standard input", "is closed, and what to ask is read from it")
 
 
 def read_message() -> str | None:

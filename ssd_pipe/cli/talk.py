@@ -80,7 +80,9 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     in UTF-8, but for the newline at its end. Raises ConfigError."""
     if file is not None and prompt is not None:
         raise ConfigError("--file", "is instead of a prompt on the command line, not besides one")
-    if file is None and prompt is None and sys.stdin.isatty():
+    # Python has no sys.stdin where it was closed (``<&-``).
+    unread = prompt in (None, "-") if sys.stdin is None else prompt is None and sys.stdin.isatty()
+    if file is None and unread:
         raise ConfigError("PROMPT", "none is given; write one, pipe one in, or name a --file")
     where = "--file" if file is not None else "PROMPT"
     try:

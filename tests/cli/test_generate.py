@@ -109,6 +109,40 @@ def test_what_is_wrong_with_a_prompt_is_one_line(
     assert errors.count("\n") == 1
 
 
+def without_input(*arguments: str) -> Told:
+    """Runs the program as a shell does with ``<&-``."""
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command(*arguments)],
+        capture_output=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate"], "PROMPT: none is given"),
+        (["generate", "-"], "PROMPT: none is given"),
+        (["chat"], "standard input: is closed"),
+    ],
+)
+def test_a_closed_input_is_no_prompt(arguments: list[str], words: str) -> None:
+    status, output, errors = without_input(*arguments, "--endpoint", "ipc:///nowhere")
+    assert (status, output) == (2, "")
+    assert errors.startswith(f"error: {words}")
+    assert errors.count("\n") == 1
+
+
+def test_a_prompt_that_is_given_needs_no_input(run: Pipeline, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("hi", encoding="utf-8")
+    for arguments in (["hi"], ["--file", str(file)]):
+        told = without_input("generate", "--endpoint", run.endpoint, *arguments)
+        assert told == (0, "user: hi\n\n", "")
+
+
 def test_without_a_prompt_a_terminal_is_told_what_to_give() -> None:
     with terminal("generate", "--endpoint", "ipc:///nowhere") as screen:
         screen.until("error: PROMPT: none is given")
