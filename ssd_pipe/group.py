@@ -48,9 +48,14 @@ class ProcessGroup:
         return {name: child.pid for name, child in list(self._children.items())}
 
     @property
+    def exited(self) -> list[str]:
+        """Names of the processes that have exited."""
+        return [name for name, child in self._children.items() if not child.running]
+
+    @property
     def broken(self) -> bool:
         """Whether any process has exited."""
-        return any(not child.running for child in self._children.values())
+        return bool(self.exited)
 
     def start(
         self,
@@ -88,7 +93,11 @@ class ProcessGroup:
         self._clock.read()
 
     def blame(self) -> Blame:
-        """The process whose end began the failure, and why it ended.
+        """What began the failure: see ``cause`` and ``blame_for``."""
+        return self.blame_for(self.cause())
+
+    def cause(self) -> str:
+        """Name of the exited process that explains the failure best.
 
         Its peers leave within moments, some before it: those of them that a signal ended or that
         give a reason of their own explain more than those that only miss a peer.
@@ -102,10 +111,14 @@ class ProcessGroup:
             for child in self._children.values():
                 if not child.running and child not in exited:
                     exited.append(child)
-        cause = min(exited, key=self._innocence)
-        reason = cause.explain().reason
-        peer = self._missed_peer(cause)
-        return Blame(peer, reason) if peer else Blame(cause.name, f"{cause.name}: {reason}")
+        return min(exited, key=self._innocence).name
+
+    def blame_for(self, name: str) -> Blame:
+        """Why a process has exited; the blame is the peer's that it missed, dead or alive."""
+        child = self._children[name]
+        reason = child.explain().reason
+        peer = self._missed_peer(child)
+        return Blame(peer, reason) if peer else Blame(name, f"{name}: {reason}")
 
     def _innocence(self, child: Child) -> int:
         if child.died_alone:

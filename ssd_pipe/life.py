@@ -104,8 +104,12 @@ class Life(contextlib.AbstractContextManager["Life"]):
     def _look(self, solo: SoloProcesses, now: float) -> Blame | None:
         """What ends the group, None if nothing does. ``now`` is a time of the turns' clock."""
         if self._group.broken:
-            blame = self._group.blame()
-            return solo.lost(*blame, now) if solo.covers(blame.name) else blame
+            cause = self._group.cause()
+            blame = self._group.blame_for(cause)
+            # Not of whom they miss: that process may be well.
+            if all(map(solo.covers, self._group.exited)):
+                return solo.lost(cause, blame.failure, now)
+            return blame
         if reply := self._probe.poll(now):
             return self._take(reply, solo, now)
         limit = self._config.run.beat_timeout

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from ssd_pipe.config import PipelineConfig, config_from_mapping
 from ssd_pipe.gateway_address import LISTENER_VARIABLE, inherit_or_listen
 from ssd_pipe.group import Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
+from ssd_pipe.life import Life
 from ssd_pipe.restarts import LONGEST_WAIT, RestartBudget, solo_roles
 from ssd_pipe.solo import SoloProcesses
-from tests.test_supervisor import IDLE, Lines, gone, turn_until
+from tests.test_supervisor import IDLE, Lines, ending, gone, turn_until
 
 
 def config(**run: Any) -> PipelineConfig:
@@ -68,16 +69,31 @@ class Solo:
 
     def __init__(self, lines: Lines, **run: Any) -> None:
         self.group = ProcessGroup(lines)
-        launcher = Idlers(config(**run), None)
-        for name in launcher.names:
-            launcher.start(self.group, name)
-        turn_until(self.group, lambda: lines.greeted() == set(launcher.names))
-        self.processes = SoloProcesses(config(**run), self.group, launcher, lines, now=0.0)
+        self.config, self.lines = config(**run), lines
+        self.launcher = Idlers(self.config, None)
+        for name in self.launcher.names:
+            self.launcher.start(self.group, name)
+        turn_until(self.group, lambda: lines.greeted() == set(self.launcher.names))
+        self.processes = SoloProcesses(self.config, self.group, self.launcher, lines, now=0.0)
 
     def kill(self, name: str, now: float) -> Blame | None:
         os.kill(self.group.pids[name], signal.SIGKILL)
         turn_until(self.group, lambda: self.group.broken)
         return self.processes.lost(*self.group.blame(), now)
+
+    def end(self, name: str, reason: str, peer: str) -> None:
+        """Let one end as a process does that misses a peer."""
+        self.group.remove(name)
+        code = ending(reason, peer)
+        self.group.start(name, [sys.executable, "-S", "-c", code], os.environ)
+        turn_until(self.group, lambda: name in self.group.exited)
+
+    def serve(self, stopping: Callable[[], bool]) -> Blame | None:
+        """The group's life from now on: what ended it."""
+        where = "ipc:///nowhere"
+        with Life(self.config, self.group, self.launcher, self.lines, where, stopping) as life:
+            life.serve()
+            return life.blame
 
     def told(self, name: str, state: str, now: float, pid: int = 0) -> Blame | None:
         pid = pid or self.group.pids[name]
@@ -117,6 +133,37 @@ def test_a_draft_comes_back_after_a_wait_and_the_others_stay(make_solo: Any, lin
     assert after == before
     facts = {"name": "draft", "reason": "draft: was killed by SIGKILL", "seconds": 0.5}
     assert ("restarting", facts) in lines.events
+
+
+def test_a_draft_that_another_one_misses_is_not_killed_for_it(make_solo: Any, lines: Lines) -> None:
+    solo = make_solo()
+    draft = solo.group.pids["draft"]
+    solo.end("scheduler", "draft: no heartbeat", "draft")
+    assert solo.serve(lambda: False) == ("draft", "draft: no heartbeat")
+    assert solo.group.pids["draft"] == draft
+    assert not gone(draft)
+    assert not any(event == "restarting" for event, _ in lines.events)
+
+
+def test_a_draft_that_misses_another_one_comes_back_alone(make_solo: Any, lines: Lines) -> None:
+    solo = make_solo()
+    before = solo.group.pids
+    solo.end("draft", "scheduler: no heartbeat", "scheduler")
+    ended = solo.group.pids["draft"]
+    assert solo.serve(lambda: solo.group.pids.get("draft", ended) != ended) is None
+    after = solo.group.pids
+    assert after.pop("draft") != before.pop("draft")
+    assert after == before
+    facts = {"name": "draft", "reason": "scheduler: no heartbeat", "seconds": 0.5}
+    assert ("restarting", facts) in lines.events
+
+
+def test_one_that_several_miss_ends_the_group_at_once(make_solo: Any, lines: Lines) -> None:
+    solo = make_solo()
+    for name in ("draft", "frontend"):
+        solo.end(name, "scheduler: no heartbeat", "scheduler")
+    assert solo.serve(lambda: False) == ("scheduler", "scheduler: no heartbeat")
+    assert not any(event == "restarting" for event, _ in lines.events)
 
 
 def test_a_draft_that_hangs_is_killed_and_old_news_of_it_is_not_heard(make_solo: Any) -> None:
