@@ -9,7 +9,7 @@ from ipc.round_records import ABORTED, DRAFTED, FOLLOWED, LATE, ROUNDS, Record, 
 from ipc.running_time import RunningTime
 from procs.device_link import TargetLink
 from procs.runtime import Runtime
-from ssd_pipe.errors import PeerLost
+from ssd_pipe.errors import ResourceError
 from ssd_pipe.verification.verifier import Verifier
 
 AHEAD = 2
@@ -25,7 +25,7 @@ def run_lease(runtime: Runtime, verifier: Verifier, link: TargetLink, plan: Step
 
     Raises:
         RuntimeError: this target cannot take leases.
-        PeerLost: a round took too long.
+        ResourceError: the GPU took too long over a round.
     """
     lease, records = plan.lease, link.records
     if lease is None or records is None:
@@ -108,7 +108,7 @@ class _Watch:
         self._runtime.alive()
 
     def look(self) -> None:
-        """Raises PeerLost if the round takes too long."""
+        """Raises ResourceError if the round takes too long."""
         self._looks += 1
         if self._looks % LOOK_EVERY:
             return
@@ -120,4 +120,4 @@ class _Watch:
             self._records.abort()
         if self._clock.read() - self._since > STUCK:
             self._records.abort()
-            raise PeerLost(f"no leased round ended within {STUCK:.0f} s")
+            raise ResourceError(f"no leased round on the GPU ended within {STUCK:.0f} s")
