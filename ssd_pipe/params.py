@@ -43,7 +43,8 @@ _PLACE = re.compile(r"(.*) - at `(?:key` in `)?\$([^`]*)`", re.DOTALL)
 def checked(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
     """``params``, or the defaults, with ``changes``, as users of other engines write them.
 
-    Numbers, also in lists, may be numpy's, ``stop`` one text, and -1 is a ``top_k`` of all. Raises
+    Numbers, also in lists, may be numpy's, ``stop`` one text, and -1 is a ``top_k`` of all. Those
+    deeper in a ``response_format`` stay as they are until it is sent (see ``submission``). Raises
     RequestError (400) naming the first field of a wrong type or out of range.
     """
     values = msgspec.structs.asdict(params or SamplingParams()) | dict(changes)

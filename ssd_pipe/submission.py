@@ -15,7 +15,15 @@ from ssd_pipe.params import SamplingParams, checked
 
 Messages = Sequence[ChatMessage | Mapping[str, str]]
 
-_ENCODER = msgspec.msgpack.Encoder()
+
+def _plain(value: Any) -> Any:
+    """Python's own number or list for another library's."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return value.tolist()
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 _UNSENDABLE = (UnicodeEncodeError, TypeError, OverflowError, RecursionError)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import zmq
 
-from ipc.messages.client import ChatMessage, Chunk
+from ipc.messages.client import ChatMessage, Chunk, ClientMessage, Submit
+from ssd_pipe import submission
 from ssd_pipe.client import AsyncClient, Client, Result
 from ssd_pipe.endpoint import MAX_MESSAGE, find_endpoint
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError
@@ -254,6 +255,20 @@ def test_numbers_may_be_numpys(run, client):
     client.generate("x", seed=np.int64(3), temperature=np.float32(0.5), max_tokens=np.uint8(9))
     key = run.echo.added.get(timeout=WAIT).key
     assert (key.seed, key.temperature) == (3, 0.5)
+
+
+def test_numbers_may_be_numpys_wherever_they_are(client):
+    schema = {"maxLength": np.int64(3), "enum": np.array([1, 2]), "minimum": [{"a": np.float32(1)}]}
+    wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+    plain = {"maxLength": 3, "enum": [1, 2], "minimum": [{"a": 1.0}]}
+    same = {"type": "json_schema", "json_schema": {"schema": plain}}
+    kwargs = {"thinking": np.bool_(True), "of": {"a": [np.int64(2)]}}
+    params = submission.sampling(None, {"response_format": wanted})
+    sent = submission.encode(Submit(id="a", params=params, chat_template_kwargs=kwargs))
+    told = msgspec.msgpack.decode(sent, type=ClientMessage)
+    assert told.params.response_format == same
+    assert told.chat_template_kwargs == {"thinking": True, "of": {"a": [2]}}
+    assert client.chat("x", chat_template_kwargs=kwargs).result().text == "user: x\n+"
 
 
 def test_status(client):
