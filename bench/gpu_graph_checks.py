@@ -9,7 +9,8 @@ from bench.gpu_checks import BLOCK, DTYPES, build_pair, check, small_shapes
 from bench.gpu_common import Report
 from models.backends.cuda import CudaOptions
 from models.cuda.capture import GraphOptions
-from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepRow
 from models.cuda.tree_inputs import TreeInputs
 from models.cuda.tree_runner import TreeRunner
 from models.kv_cache import KVCache

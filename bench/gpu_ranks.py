@@ -21,7 +21,8 @@ import torch.multiprocessing as processes
 from bench.gpu_common import Report, free_memory, graphed
 from models.backends.cuda import CudaBackend
 from models.cuda.capture import GraphOptions
-from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepRow
 from models.parallel import TensorParallel
 from models.shapes import build_random, shape
 

@@ -14,7 +14,8 @@ from bench.copy_bandwidth import copy_bandwidth as copying
 from bench.gpu_common import Report, time_ms
 from models.backends.cuda import CudaBackend, CudaOptions
 from models.cuda import overlap
-from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepRow
 from models.cuda.tree_inputs import TreeInputs
 from models.cuda.tree_runner import TreeRunner
 from models.kv_cache import KVCache

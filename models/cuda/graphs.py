@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from ipc.errors import ConfigError
 from ipc.messages.sampling import GREEDY_BELOW
 from models.cuda.candidates import best_scores, following_scores
-from models.cuda.capture import (
-    GraphOptions,
-    GraphPool,
-    bucket_of,
-    context_bucket,
-    context_buckets,
-    row_buckets,
-)
+from models.cuda.capture import GraphPool
+from models.cuda.head import head_logits
 from models.cuda.inputs import expand_rows
 from models.cuda.noise import choose
 from models.cuda.posting import Posting
@@ -32,9 +25,6 @@ from models.cuda.staging import Field, Staging
 from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
 from models.kv_cache import KVCache
 from models.transformer import Transformer
-
-if TYPE_CHECKING:
-    from models.backends.cuda import CudaBackend
 
 
 @dataclass(slots=True)
@@ -267,100 +257,3 @@ class StepGraph:
             staging.copy("tables")
         following.launch()
         return following
-
-
-class GraphRunner:
-    """Steps of one model, each on the smallest graph that holds it; graphs are made at first use.
-
-    Args:
-        max_rows: most rows of a step.
-        max_positions: most positions of a sequence.
-        top_n: candidates a row, 0 = none (the draft's glue pass wants them).
-        hooks: what every graph does besides.
-        post: whether graphs post their choices.
-        narrow: the successor of a graph is the one of width 1.
-
-    Raises ConfigError if the model's backend is not the CUDA one.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        kv: KVCache,
-        max_rows: int,
-        max_positions: int,
-        *,
-        top_n: int = 0,
-        hooks: StepHooks | None = None,
-        post: bool = False,
-        narrow: bool = False,
-        options: GraphOptions | None = None,
-        pool: GraphPool | None = None,
-    ) -> None:
-        if model.backend.name != "cuda":
-            raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
-        self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
-        self._post, self._narrow = post, narrow
-        self._max_rows = max_rows
-        self._max_blocks = -(-max_positions // kv.block_size)
-        self.pool = pool or GraphPool(options)
-        self._graphs: dict[tuple[int, int, int], StepGraph] = {}
-
-    def run(self, rows: Sequence[StepRow], width: int = 0) -> StepOutput:
-        """One step, queued on the current stream. ``width`` 0 = the longest row's tokens.
-
-        Raises ValueError for more rows or positions than the runner was made for.
-        """
-        if len(rows) > self._max_rows:
-            raise ValueError(f"{len(rows)} rows, made for {self._max_rows}")
-        width = width or max(len(row.tokens) for row in rows)
-        return self.graph(len(rows), width, max(len(row.blocks) for row in rows)).run(rows)
-
-    def graph(self, rows: int, width: int, blocks: int) -> StepGraph:
-        """The graph for ``rows`` rows of ``width`` tokens, of up to ``blocks`` blocks each."""
-        context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
-        key = (bucket_of(rows, self._max_rows), width, context)
-        if key not in self._graphs:
-            successor = self.graph(rows, 1, blocks) if self._narrow and width > 1 else None
-            self._graphs[key] = StepGraph(
-                self._model,
-                self._kv,
-                self.pool,
-                *key,
-                self._top_n,
-                self._hooks,
-                self._post,
-                successor,
-            )
-        return self._graphs[key]
-
-    def close(self) -> None:
-        """Destroy the graphs, and what their collectives hold."""
-        self._graphs.clear()
-
-    def warm_up(self, widths: Sequence[int]) -> None:
-        """Make the graphs of all buckets of rows and positions at these widths."""
-        for width in widths:
-            for rows in row_buckets(self._max_rows):
-                for blocks in context_buckets(self._kv.block_size, self._max_blocks):
-                    self.graph(rows, width, blocks)
-
-
-def head_logits(
-    model: Transformer, hidden: torch.Tensor, vocab: int = 0, out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """[L, H] -> [L, V] in the activation dtype, contiguous, the same on every rank.
-
-    ``vocab`` > 0: of the first so many tokens only. ``out``: where to put them.
-    """
-    head = model.head
-    if model.tp.size > 1:
-        logits = model.tp.all_gather_logits(head(hidden), model.config.vocab_size)
-        logits = logits[:, :vocab].contiguous() if vocab else logits
-        return logits if out is None else out.copy_(logits)
-    if out is None:
-        return head.first(hidden, vocab) if vocab else head(hidden)
-    backend = cast("CudaBackend", model.backend)
-    weight = backend.first_rows(head.weight, vocab) if vocab else head.weight
-    bias = head.bias[:vocab] if vocab and head.bias is not None else head.bias
-    return backend.linear(hidden, weight, bias, out)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from models.cuda.capture import GraphPool
-from models.cuda.graphs import head_logits
+from models.cuda.head import head_logits
 from models.cuda.inputs import expand_tree
 from models.cuda.noise import choose
 from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width

@@ -14,7 +14,7 @@ import torch
 
 from models.cuda.capture import GraphOptions, GraphPool
 from models.cuda.fork import ForkHooks, ForkRow, able
-from models.cuda.graphs import GraphRunner
+from models.cuda.graph_runner import GraphRunner
 from models.cuda.staging import Readback
 from models.cuda.tree import TreeHooks
 from models.cuda.tree_inputs import LeasedTree

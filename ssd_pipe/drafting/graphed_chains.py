@@ -13,7 +13,8 @@ from functools import partial
 import torch
 
 from models.cuda.capture import GraphPool
-from models.cuda.graphs import GraphRunner, StepGraph, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepGraph, StepRow
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.drafting.gpu_waits import wait_until

@@ -15,7 +15,8 @@ from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Lease
 from ipc.messages.target import StepRow as PlanRow
 from models.cuda.capture import GraphOptions
-from models.cuda.graphs import GraphRunner, StepGraph, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepGraph, StepRow
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.errors import ResourceError

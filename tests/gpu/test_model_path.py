@@ -20,7 +20,8 @@ from bench.gpu_common import Report
 from bench.gpu_graph_checks import check_graphs
 from models.backends import make_backend
 from models.backends.cuda import CudaBackend, CudaOptions
-from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepRow
 from models.loader import build_transformer
 from models.parallel import TensorParallel
 

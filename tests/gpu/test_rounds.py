@@ -18,7 +18,8 @@ if find_spec("triton") is None:
 
 from ipc.messages.sampling import NoiseKey
 from models.backends.cuda import CudaBackend
-from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepRow
 from models.registry import load_model
 from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
 from tests.models.tiny import make_tiny, perturbed, random_tokens

@@ -13,7 +13,9 @@ import torch
 
 from ipc.messages.sampling import NoiseKey
 from models.backends.cuda import CudaBackend, CudaOptions
-from models.cuda.graphs import GraphRunner, StepRow, head_logits
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepRow
+from models.cuda.head import head_logits
 from models.cuda.noise import choose
 from models.registry import load_model
 from models.sequence_batch import build_batch

@@ -24,7 +24,8 @@ from models.batch import ForwardBatch
 from models.cuda import noise as cuda_noise
 from models.cuda.candidates import MOST, best_scores, following_scores
 from models.cuda.capture import GraphPool
-from models.cuda.graphs import GraphRunner, StepRow
+from models.cuda.graph_runner import GraphRunner
+from models.cuda.graphs import StepRow
 from models.cuda.norms import silu_mul
 from models.cuda.one_row import one_row_linear
 from models.cuda.products import Tiling, few_rows_linear
