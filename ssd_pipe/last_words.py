@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssd_pipe.members import SUPERVISOR_VARIABLE
 
@@ -32,10 +32,18 @@ class LastWords(NamedTuple):
         """Those in a line of a process's stderr, None if it holds none."""
         if line.startswith(_PLAIN):
             return cls(line.removeprefix(_PLAIN))
-        if not line.startswith("{"):
+        fields = structured(line)
+        if fields is None or PEER not in fields:
             return None
-        try:
-            fields = json.loads(line)
-        except ValueError:
-            return None
-        return cls(str(fields.get("event")), str(fields[PEER])) if PEER in fields else None
+        return cls(str(fields["event"]), str(fields[PEER]))
+
+
+def structured(line: str) -> dict[str, Any] | None:
+    """The fields of a log line in JSON, None for anything else."""
+    if not line.startswith("{"):
+        return None
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    return fields if isinstance(fields, dict) and "event" in fields else None

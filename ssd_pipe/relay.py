@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO
 
 import structlog
 
-from ssd_pipe.last_words import PEER
+from ssd_pipe.last_words import PEER, structured
 from ssd_pipe.log_file import LogFile
 from ssd_pipe.logs import LEVELS
 
@@ -71,7 +71,7 @@ class Relay:
         self._write({**_stamp("supervisor"), "level": level, "event": event, **facts}, keep=True)
 
     def line(self, process: str, stream: str, line: str) -> None:
-        fields = _parse(line)
+        fields = structured(line)
         if fields is not None:
             last = PEER in fields  # a process may end before it has a log file
             if last and not fields[PEER]:
@@ -110,14 +110,3 @@ def _stamp(process: str) -> dict[str, Any]:
     wall = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now // 1_000_000_000))
     micros = now % 1_000_000_000 // 1000
     return {"t": time.monotonic_ns(), "wall": f"{wall}.{micros:06d}Z", "proc": process}
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    """The fields of a structured line, None for anything else."""
-    if not line.startswith("{"):
-        return None
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return None
-    return fields if isinstance(fields, dict) and "event" in fields else None

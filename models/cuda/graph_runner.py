@@ -60,10 +60,14 @@ class GraphRunner:
 
         Raises ValueError for more rows or positions than the runner was made for.
         """
+        return self.graph_of(rows, width or max(len(row.tokens) for row in rows)).run(rows)
+
+    def graph_of(self, rows: Sequence[StepRow], width: int) -> StepGraph:
+        """The graph of ``width`` that holds ``rows``. Raises ValueError for more rows than the
+        runner was made for."""
         if len(rows) > self._max_rows:
             raise ValueError(f"{len(rows)} rows, made for {self._max_rows}")
-        width = width or max(len(row.tokens) for row in rows)
-        return self.graph(len(rows), width, max(len(row.blocks) for row in rows)).run(rows)
+        return self.graph(len(rows), width, max(len(row.blocks) for row in rows))
 
     def graph(self, rows: int, width: int, blocks: int) -> StepGraph:
         """The graph for ``rows`` rows of ``width`` tokens, of up to ``blocks`` blocks each."""

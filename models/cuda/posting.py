@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from models.cuda.device import release
-from models.cuda.overlap import after_previous, overlap
+from models.cuda.device import launch_options, release
+from models.cuda.overlap import after_previous
 
 KEPT = 2
 """Launches whose choices are kept: the one awaited and one queued behind it."""
@@ -108,8 +108,7 @@ class Posting:
             triton.next_power_of_2(rows * width),
             0 if following is None else to["tokens"].shape[1],
             num_warps=1,
-            DEVICE=chosen.is_cuda,
-            **overlap(chosen),
+            **launch_options(chosen),
         )
 
     def begin(self) -> None:

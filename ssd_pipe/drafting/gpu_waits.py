@@ -30,12 +30,6 @@ def wait_for_tokens(
 
     None if interrupted before. Raises ResourceError.
     """
-    deadline = time.monotonic() + STUCK
-    while True:
-        tokens = published[where]
-        if tokens.min() >= 0:
-            return tokens
-        if interrupted():
-            return None
-        if time.monotonic() > deadline:
-            raise ResourceError(f"no tokens from the GPU within {STUCK:.0f} s")
+    if not wait_until(lambda: bool(published[where].min() >= 0), interrupted):
+        return None
+    return published[where]

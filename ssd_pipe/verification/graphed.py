@@ -79,7 +79,7 @@ class GraphedSteps:
         steps = _step_rows(rows)
         longest = max(len(step.tokens) for step in steps)
         width = next(w for w in self._widths if w >= longest)
-        graph = self._runner.graph(len(steps), width, max(len(step.blocks) for step in steps))
+        graph = self._runner.graph_of(steps, width)
         graph.run(steps)
         self._rows, self._graph, self._number = list(rows), graph, graph.launches
         self._queued = None
@@ -118,9 +118,9 @@ class GraphedSteps:
         """
         if self._leased is None:
             raise RuntimeError("a lease for a target that cannot take one")
-        blocks = max(len(table) for table, _, _ in rows)
-        graph = self._runner.graph(len(rows), self._widths[-1], blocks)
-        graph.load(_step_rows(rows))
+        steps = _step_rows(rows)
+        graph = self._runner.graph_of(steps, self._widths[-1])
+        graph.load(steps)
         self._leased.load(lease, [row.slot for _, _, row in rows])
         return graph
 
