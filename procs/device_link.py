@@ -84,7 +84,6 @@ class TargetLink:
     def _offer(self, sizes: Dimensions) -> None:
         from models.cuda.ipc_memory import DeviceMemory, device_uuid, register_host
         from models.cuda.rounds.layout import table_words
-        from models.cuda.rounds.tables import RoundTables
 
         runtime, slots, k = self._runtime, sizes.slots, sizes.k
         records = RoundRecords.create(runtime.rundir.segment(channels.RECORDS), slots, k)
@@ -93,17 +92,7 @@ class TargetLink:
         nbytes = 8 * (slots * table_words(sizes.branches, k) + 2 * _PATTERN)
         memory = DeviceMemory.allocate(nbytes, self._device)
         memory.write(_pattern(), _place(nbytes))
-        mail, ring = records.control.size, records.control.size + records.mail.size
-        self.tables = RoundTables(
-            memory,
-            sizes.branches,
-            k,
-            sizes.vocab_size,
-            control=words[:mail],
-            mail=words[mail:ring],
-            records=words[ring:],
-            max_rows=slots,
-        )
+        self.tables = _tables(memory, sizes, records, words)
         self._memory, self.records = memory, records
         gpu = device_uuid(self._device)
         word = _Word(handle=memory.handle(), nbytes=nbytes, gpu=gpu, pid=os.getpid())
@@ -126,12 +115,8 @@ class TargetLink:
 
     def close(self) -> None:
         """The records are no longer the GPU's; no kernel may use them any more."""
-        if self._words is not None:
-            from models.cuda.ipc_memory import unregister_host
-
-            torch.cuda.synchronize(self._device)
-            unregister_host(self._words)
-            self._words = None
+        _give_back(self._words, self._device)
+        self._words = None
 
     def set_clock(self) -> None:
         """Compare the GPU's clock with the host's, if that was a while ago."""
@@ -162,6 +147,8 @@ class DraftLink:
         """Wait for the target's offer and answer it. Raises ResourceError if none comes."""
         self.tables: RoundTables | None = None
         self.records: RoundRecords | None = None
+        self._words: npt.NDArray[np.int64] | None = None
+        self._device = device
         self.reason = unsupported(runtime.config, device.type)
         if self.reason:
             _say(runtime, ANSWER, _Word(reason=f"draft: {self.reason}", pid=ANY))
@@ -183,17 +170,52 @@ class DraftLink:
     def _take(
         self, runtime: Runtime, sizes: Dimensions, device: torch.device, offer: _Word
     ) -> None:
-        from models.cuda.ipc_memory import DeviceMemory
-        from models.cuda.rounds.tables import RoundTables
+        from models.cuda.ipc_memory import DeviceMemory, register_host
 
         memory = DeviceMemory.open(offer.handle, offer.nbytes, device)
         place = _place(offer.nbytes)
         if not np.array_equal(memory.read(_PATTERN, place), _pattern()):
             raise ResourceError("what the target wrote did not arrive")
         memory.write(-_pattern(), place + _PATTERN)
-        self.tables = RoundTables(memory, sizes.branches, sizes.k, sizes.vocab_size)
         path = runtime.rundir.segment(channels.RECORDS)
-        self.records = RoundRecords.open(path, sizes.slots, sizes.k)
+        records = RoundRecords.open(path, sizes.slots, sizes.k)
+        words = register_host(records.words, device)
+        self._words = records.words
+        self.tables = _tables(memory, sizes, records, words)
+        self.records = records
+
+    def close(self) -> None:
+        """The records are no longer the GPU's; no kernel may use them any more."""
+        _give_back(self._words, self._device)
+        self._words = None
+
+
+def _tables(
+    memory: DeviceMemory, sizes: Dimensions, records: RoundRecords, words: torch.Tensor
+) -> RoundTables:
+    """``words``: those of the records, as the GPU sees them."""
+    from models.cuda.rounds.tables import RoundTables
+
+    mail, ring = records.control.size, records.control.size + records.mail.size
+    return RoundTables(
+        memory,
+        sizes.branches,
+        sizes.k,
+        sizes.vocab_size,
+        control=words[:mail],
+        mail=words[mail:ring],
+        records=words[ring:],
+        max_rows=sizes.slots,
+    )
+
+
+def _give_back(words: npt.NDArray[np.int64] | None, device: torch.device) -> None:
+    """Host memory that was registered with a GPU is the host's alone again."""
+    if words is not None:
+        from models.cuda.ipc_memory import unregister_host
+
+        torch.cuda.synchronize(device)
+        unregister_host(words)
 
 
 def _pattern() -> npt.NDArray[np.int64]:

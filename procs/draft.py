@@ -53,7 +53,10 @@ def run(runtime: Runtime) -> None:
     worker = _Worker(runtime, dimensions(runtime.config))
     with StepProfiler(runtime) as profiler:
         runtime.ready(worker.facts)
-        worker.serve(profiler)
+        try:
+            worker.serve(profiler)
+        finally:
+            worker.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class _Worker:
         self._decide_seconds = DECIDE_SECONDS if self._on_gpu else 0.0
         self.facts = {"vocab_size": sizes.vocab_size}
         link = DraftLink(runtime, sizes, device) if config.mode == "ssd" else None
+        self._link = link
         self._records = link.records if link is not None else None
         model = load_model(
             resolve(config.draft.model),
@@ -141,7 +145,8 @@ class _Worker:
             capacity=sizes.plan_bytes,
             spin_us=spin_us(device),
         )
-        self._inbox = PlanInbox(plans, runtime.stopping, self._speculator.apply, leased)
+        speculator = self._speculator
+        self._inbox = PlanInbox(plans, runtime.stopping, speculator.apply, leased, speculator.look)
         self._notices = TypedSender.open(runtime, channels.draft_notices(runtime.rank), DraftNotice)
         runtime.log.info(
             "loaded",
@@ -152,6 +157,12 @@ class _Worker:
             threads=torch.get_num_threads(),
         )
 
+    def close(self) -> None:
+        """Leave nothing on the GPU that waits, and give the records back."""
+        self._speculator.stand_down()
+        if self._link is not None:
+            self._link.close()
+
     def serve(self, profiler: StepProfiler) -> None:
         plan: DraftPlan | None = None
         lagging = False
@@ -161,6 +172,8 @@ class _Worker:
                 self._tell()
                 plan = self._inbox.next(0 if lagging else POLL)
             if plan is None:
+                if not lagging:  # nothing has come for a while, and a GPU that waits is busy
+                    self._speculator.stand_down()
                 lagging = self._speculator.prefill()
                 continue
             lagging = True
@@ -276,11 +289,14 @@ def _graphs(
         return None
     from ssd_pipe.drafting.graphed import GraphedDraft
 
-    hooks = None
+    hooks = follower = None
     if link is not None and link.tables is not None:
+        from models.cuda.rounds.follow import Follower
         from models.cuda.rounds.publish import TreePublisher
 
         hooks = TreePublisher(link.tables)
+        if not config.run.torch_profiler:  # it waits for the GPU whenever it likes
+            follower = Follower(link.tables, model.backend.device)
     positions = sizes.max_model_len + sizes.k + 1
     graphs = GraphedDraft(
         model,
@@ -292,6 +308,7 @@ def _graphs(
         positions,
         chain_vocab(config.speculation, model),
         hooks=hooks,
+        follower=follower,
     )
     graphs.warm_up(config.mode == "ssd")
     make_first_passes(model, kv, PREFILL_CHUNK, positions, choose=False)

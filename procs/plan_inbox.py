@@ -23,6 +23,7 @@ class PlanInbox:
         stopping: ends every wait.
         apply: takes in a plan whose round is past.
         leased: what follows leases, None where there are none.
+        look: called whenever records are looked for.
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class PlanInbox:
         stopping: StopFlag,
         apply: Callable[[DraftPlan], None],
         leased: RecordPlans | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self._plans = plans
         self._stopping = stopping
         self._apply = apply
         self._leased = leased
+        self._look = look
         self._held: DraftPlan | None = None
         self._begun = False
 
@@ -59,6 +62,7 @@ class PlanInbox:
             return self._receive(timeout)
         end = time.monotonic() + timeout
         while True:
+            self._look()
             plan = leased.take()
             if plan is None:
                 plan = self._receive(0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +21,7 @@ from models.cuda.candidates import pack, unpack
 from models.cuda.graphs import StepGraph
 from models.cuda.noise import mix_key
 from models.cuda.overlap import after_previous, overlap
+from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower
 from models.cuda.staging import Field, Staging
 from models.cuda.tree import TreeGraph
 
@@ -129,12 +131,33 @@ class ForkRow:
     limits: Sequence[int]
 
 
+@dataclass(slots=True)
+class ForkAhead:
+    """The choice of a row's branches after an outcome that has yet to come.
+
+    Attributes:
+        number: the record that will tell of it.
+        length, prefix_hash: committed tokens before it, and their hash.
+        budget, temperature: as in ForkRow.
+        limits: a ForkRow's, for a chain of 0, 1, ..., K tokens.
+    """
+
+    number: int
+    length: int
+    prefix_hash: int
+    budget: int
+    temperature: float
+    limits: Sequence[Sequence[int]]
+
+
 class ForkHooks:
-    """``StepHooks`` of the glue graphs: the tail fills in the tree's first tokens, if armed.
+    """``StepHooks`` of the glue graphs: the tail fills in the tree's first tokens, if armed; the
+    head of those of one row waits for their input, if armed for an outcome to come.
 
     Args:
         tree_of: the tree graph for a glue graph of as many rows and blocks; it must exist.
         scratch_start: see ``GraphedDraft``.
+        follower: waits for outcomes; None where nobody does.
     """
 
     def __init__(
@@ -144,8 +167,10 @@ class ForkHooks:
         device: torch.device,
         scratch_start: int,
         tree_of: Callable[[int, int], TreeGraph],
+        follower: Follower | None = None,
     ) -> None:
         self._tree_of, self._scratch_start = tree_of, scratch_start
+        self._follower = follower
         self._armed = False
         self._staging = Staging(
             [
@@ -153,15 +178,15 @@ class ForkHooks:
                 Field("budgets", (max_rows,), torch.int32),
                 Field("temperatures", (max_rows,), torch.float32),
                 Field("limits", (max_rows, width), torch.int32),
+                Field("wanted", (WANTED_WORDS,), torch.int64),
+                Field("options", (width, width), torch.int32),
             ],
             device,
         )
 
     def arm(self, rows: Sequence[ForkRow]) -> None:
         """Queue what the next launch of a glue graph needs to choose branches."""
-        self._staging.wait()
-        host = self._staging.host
-        host["budgets"].fill(0)
+        host = self._cleared()
         for i, row in enumerate(rows):
             host["firsts"][i] = row.first
             host["budgets"][i] = row.budget
@@ -170,16 +195,49 @@ class ForkHooks:
         self._staging.copy()
         self._armed = True
 
+    def arm_ahead(self, ahead: ForkAhead) -> None:
+        """Queue what the next launch of a glue graph of one row needs to wait for its input, and
+        to choose branches then."""
+        host = self._cleared()
+        host["firsts"][0] = 0
+        host["budgets"][0] = ahead.budget
+        host["temperatures"][0] = ahead.temperature
+        for length, limits in enumerate(ahead.limits):
+            host["options"][length, : len(limits)] = limits
+        host["wanted"][0], host["wanted"][1] = ahead.number, ahead.length
+        host["wanted"].view(np.uint64)[2] = ahead.prefix_hash
+        self._staging.copy()
+        self._armed = True
+
     def disarm(self) -> None:
         """Glue passes leave the tree alone from now on."""
         if self._armed:
-            self._staging.wait()
-            self._staging.host["budgets"].fill(0)
+            self._cleared()
             self._staging.copy()
             self._armed = False
 
+    def _cleared(self) -> dict[str, np.ndarray]:
+        self._staging.wait()
+        host = self._staging.host
+        host["budgets"].fill(0)
+        host["wanted"].fill(0)
+        return host
+
     def head(self, graph: StepGraph) -> None:
-        pass
+        if self._follower is None or graph.rows > 1:
+            return
+        given, own = graph.inputs, self._staging.tensors
+        tree = self._tree_of(graph.rows, graph.num_blocks).inputs
+        fed = Fed(
+            given["tokens"],
+            given["starts"],
+            given["counts"],
+            own["budgets"],
+            own["limits"],
+            tree["numbers"],
+            tree["hashes"],
+        )
+        self._follower.follow(own["wanted"], own["options"], fed)
 
     def tail(self, graph: StepGraph) -> None:
         out, given, own = graph.output, graph.inputs, self._staging.tensors

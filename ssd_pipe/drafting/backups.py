@@ -24,7 +24,8 @@ def draft_backups(
     answer: Callable[[ChainReady], None],
     hand_over: HandOver,
 ) -> Iterator[None]:
-    """Draft ``plan.backup`` tokens into the (empty) chain of each row; yields after each pass.
+    """Draft ``plan.backup`` tokens into the chain of each row, which may hold the first already;
+    yields after each pass.
 
     A row whose trunk cannot be fed in this round is answered with an empty chain.
 
@@ -33,14 +34,25 @@ def draft_backups(
         answer: gets each chain as soon as it is complete.
         hand_over: what it was drawn from, after it.
     """
+    drawn: dict[int, list[torch.Tensor]] = {row.plan.slot: [] for row in rows}
+
+    def unfinished(row: RoundRow) -> bool:
+        plan, _, chain = row
+        if len(chain) < plan.backup:
+            return True
+        answer(ChainReady(round=number, slot=plan.slot, tokens=chain))
+        hand_over(plan, torch.stack(drawn[plan.slot]) if drawn[plan.slot] else None)
+        return False
+
     drafting: list[RoundRow] = []
     for row in rows:
         if trunks.catch_up(row.trunk, row.plan.backup):
             drafting.append(row)
         else:
+            row.chain.clear()
             hand_over(row.plan, None)
             answer(ChainReady(round=number, slot=row.plan.slot, tokens=[]))
-    drawn: dict[int, list[torch.Tensor]] = {row.plan.slot: [] for row in drafting}
+    drafting = list(filter(unfinished, drafting))
     while drafting:
         feeds = []
         for row in drafting:
@@ -51,16 +63,9 @@ def draft_backups(
                 feeds.append(row.feed())
         again = all(len(row.chain) + 1 < row.plan.backup for row in drafting)
         tokens, q = passes.next_tokens(feeds, [row.chain for row in drafting], again)
-        still = []
-        for i, row in enumerate(drafting):
-            plan, _, chain = row
+        for i, (plan, _, chain) in enumerate(drafting):
             chain.append(tokens[i])
             if q is not None:
                 drawn[plan.slot].append(q[i])
-            if len(chain) < plan.backup:
-                still.append(row)
-            else:
-                answer(ChainReady(round=number, slot=plan.slot, tokens=chain))
-                hand_over(plan, torch.stack(drawn[plan.slot]) if drawn[plan.slot] else None)
-        drafting = still
+        drafting = list(filter(unfinished, drafting))
         yield

@@ -20,6 +20,7 @@ class Forked:
         tokens, scores, own: int64 and float32 [rows, K + 1, n], float32 [rows, K + 1], on their
             way to the host; see ``StepOutput``.
         arrived: when they are there, and the tree may begin.
+        launched: parts of the tree that are.
     """
 
     tree: TreeGraph
@@ -27,6 +28,7 @@ class Forked:
     scores: np.ndarray
     own: np.ndarray
     arrived: Mark
+    launched: int = 0
 
     def pending(self, row: int, first: int, chain: list[int]) -> PendingScores:
         """``candidates``, once they are asked for."""

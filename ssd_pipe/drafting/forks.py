@@ -22,6 +22,7 @@ from ssd_pipe.sampling.noise import ACCEPT, round_stream, row_keys, uniforms
 
 if TYPE_CHECKING:
     from ssd_pipe.drafting.forked import Forked
+    from ssd_pipe.drafting.leased_forks import LeasedForks
 
 MISS_EXPONENT = 0.7
 """Power-law exponent r of the miss rate against fan-out (Kumar et al., arXiv 2603.03251, Theorem
@@ -96,14 +97,14 @@ class Forks:
     def fork_on_gpu(self, rows: Sequence[RoundRow], number: int) -> tuple[Forked, Tree] | None:
         """``fork`` for leased round ``number`` and the tree's first step without the host between;
         None, with nothing done, if a row needs more than that."""
-        graphs = self._passes.choosing([row.trunk for row in rows])
-        if graphs is None or self._spec.allocation == "geometric":
+        leased = self._leased(rows)
+        if leased is None:
             return None
         feeds = [row.feed() for row in rows]
         choices = [self._choice(row, feed[3]) for row, feed in zip(rows, feeds, strict=True)]
         slots = [row.plan.slot for row in rows]
         hashes = [row.plan.prefix_hash for row in rows]
-        forked = graphs.fork(feeds, slots, hashes, number, choices)
+        forked = leased.fork(feeds, slots, hashes, number, choices)
         if forked is None:
             return None
         mark_fed(feeds)
@@ -111,13 +112,43 @@ class Forks:
             self._predictor.ask(row.plan.slot, forked.pending(i, choice[0], row.chain))
         return forked, Tree(number=number, forked=sum(budget for _, budget, _, _ in choices))
 
+    def go_ahead(self, row: RoundRow, number: int) -> None:
+        """Have the GPU make the glue pass and the choice of branches after the outcome of leased
+        round ``number``, of which this is the only row, as soon as that is known.
+
+        The trunk has blocks for whatever the outcome is. Does nothing where that cannot be.
+        """
+        leased = self._leased([row])
+        if leased is None or not leased.follows:
+            return
+        trunk, counts = row.trunk, self._counts[False]
+        limits = [self._limits(counts, length) for length in range(self._spec.k + 1)]
+        choice = sum(counts), self._predictor.tau(trunk.key), limits
+        leased.go_ahead(trunk, row.plan.slot, number, row.plan.prefix_hash, choice)
+
+    def take_over(self, row: RoundRow, number: int, forked: Forked) -> Tree:
+        """The tree of leased round ``number`` that ``go_ahead`` has led to; the row was fed."""
+        mark_fed([row.feed()])
+        self._predictor.ask(row.plan.slot, forked.pending(0, 0, row.chain))
+        return Tree(number=number, forked=sum(self._counts[False]))
+
+    def _leased(self, rows: Sequence[RoundRow]) -> LeasedForks | None:
+        """What makes rounds of these rows without the host, if that can be."""
+        if self._spec.allocation == "geometric":
+            return None
+        graphs = self._passes.choosing([row.trunk for row in rows])
+        return None if graphs is None else graphs.leased
+
     def _choice(self, row: RoundRow, first: int) -> Choice:
-        counts, length = self._counts[row.plan.after_miss], len(row.chain)
-        limits = [TOP_CANDIDATES] * (length + 1)
-        if self._spec.allocation != "confidence":
-            whole = length == self._spec.k
-            limits = counts if whole else fanout.uniform(sum(counts), length)
+        counts = self._counts[row.plan.after_miss]
+        limits = self._limits(counts, len(row.chain))
         return first, sum(counts), self._predictor.tau(row.trunk.key), limits
+
+    def _limits(self, counts: list[int], length: int) -> list[int]:
+        """Most branches at each accepted length of a chain of ``length`` tokens."""
+        if self._spec.allocation == "confidence":
+            return [TOP_CANDIDATES] * (length + 1)
+        return counts if length == self._spec.k else fanout.uniform(sum(counts), length)
 
     def _select(self, row: RoundRow, scores: ChainScores, most: int) -> list[tuple[int, int]]:
         """The outcomes (k, t*) of a row that all workers together extend, at most ``most``,

@@ -7,26 +7,25 @@ rule), the graphs still make the forward passes and ``DraftPasses`` chooses from
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 
 from models.cuda.capture import GraphOptions, GraphPool
-from models.cuda.fork import ForkHooks, ForkRow, able
+from models.cuda.fork import ForkHooks, able
 from models.cuda.graph_runner import GraphRunner
+from models.cuda.rounds.follow import Follower
 from models.cuda.staging import Readback
 from models.cuda.tree import TreeHooks
-from models.cuda.tree_inputs import LeasedTree
 from models.cuda.tree_runner import TreeRunner
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.drafting.candidates import TOP_CANDIDATES
-from ssd_pipe.drafting.forked import Forked
-from ssd_pipe.drafting.gpu_waits import wait_for_tokens, wait_until
+from ssd_pipe.drafting.gpu_waits import wait_for_tokens
 from ssd_pipe.drafting.graph_inputs import step_rows, tree_inputs
 from ssd_pipe.drafting.graphed_chains import GraphedChains
+from ssd_pipe.drafting.leased_forks import LeasedForks
 from ssd_pipe.drafting.tree import Tree
 from ssd_pipe.drafting.trunk import Feed, Trunk
 
@@ -45,9 +44,11 @@ class GraphedDraft:
         max_positions: most positions of a sequence.
         vocab: propose among the first so many tokens only, 0 = all.
         hooks: publish the branches of leased rounds.
+        follower: waits for the outcomes of leased rounds.
 
     Attributes:
         chains: passes of one token a row.
+        leased: rounds whose branches the GPU chooses, None where it does not.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class GraphedDraft:
         vocab: int = 0,
         options: GraphOptions | None = None,
         hooks: TreeHooks | None = None,
+        follower: Follower | None = None,
     ) -> None:
         pool = GraphPool(options)
         self._spec, self._scratch_start, self._budget = spec, scratch_start, budget
@@ -84,7 +86,12 @@ class GraphedDraft:
         self._fork: ForkHooks | None = None
         if hooks is not None and able(model.config.vocab_size, TOP_CANDIDATES):
             self._fork = ForkHooks(
-                max_rows, self._glue_width, model.backend.device, scratch_start, self._trees.graph
+                max_rows,
+                self._glue_width,
+                model.backend.device,
+                scratch_start,
+                self._trees.graph,
+                follower,
             )
         self._glue = GraphRunner(
             model,
@@ -95,7 +102,19 @@ class GraphedDraft:
             hooks=self._fork,
             pool=pool,
         )
-        self._forks = 0
+        self.leased: LeasedForks | None = None
+        if self._fork is not None:
+            self.leased = LeasedForks(
+                self._trees,
+                self._glue,
+                self._fork,
+                self._readback,
+                self._glue_width,
+                spec.k,
+                self._ahead,
+                max_positions,
+                follower,
+            )
 
     def warm_up(self, trees: bool) -> None:
         """Make the graphs that rounds can need; ``trees`` and what goes with them only for ssd."""
@@ -125,7 +144,8 @@ class GraphedDraft:
         the GPU is busy."""
         if max(len(tokens) for _, _, tokens, _ in feeds) > self._glue_width:
             return None
-        if self._fork is not None:
+        if self._fork is not None and self.leased is not None:
+            self.leased.forget_row()
             blocks = max(len(trunk.table.blocks) for trunk, *_ in feeds)
             self._trees.graph(len(feeds), blocks)  # the glue graph, if it is new, asks for it
             self._fork.disarm()
@@ -144,76 +164,6 @@ class GraphedDraft:
             np.concatenate([own[at] for at in wanted]).astype(np.float64),
         )
 
-    def fork(
-        self,
-        feeds: Sequence[Feed],
-        slots: Sequence[int],
-        hashes: Sequence[int],
-        number: int,
-        choices: Sequence[tuple[int, int, float, list[int]]],
-    ) -> Forked | None:
-        """Glue pass, choice of branches and first step of the tree of leased round ``number``, all
-        queued; None if that cannot be without the host.
-
-        Args:
-            slots, hashes: cache slot and prefix hash of each row.
-            choices: how each row's branches are chosen, the fields of a ForkRow.
-        """
-        if self._fork is None or max(len(tokens) for _, _, tokens, _ in feeds) > self._glue_width:
-            return None
-        tables = [trunk.table.blocks for trunk, *_ in feeds]
-        blocks = max(map(len, tables))
-        tree = self._trees.graph(len(feeds), blocks)
-        lease = LeasedTree(
-            number, np.array(slots), np.array(hashes, np.uint64), np.empty(0, np.int64)
-        )
-        glue = self._glue.graph(len(feeds), self._glue_width, blocks)
-        tree.prepare(lease, tables, [trunk.key.temperature for trunk, *_ in feeds])
-        self._fork.arm([ForkRow(*choice) for choice in choices])
-        glue.load(step_rows(feeds))
-        out = glue.launch()
-        if out.top_tokens is None or out.top_scores is None or out.next_scores is None:
-            raise RuntimeError("the glue graph keeps no candidates")
-        self._forks += 1
-        side = self._forks % 2  # the last round's may not have been studied yet
-        forked = Forked(
-            tree,
-            self._readback.fetch(f"tokens-{side}", out.top_tokens),
-            self._readback.fetch(f"scores-{side}", out.top_scores),
-            self._readback.fetch(f"own-{side}", out.next_scores),
-            self._readback.mark(),
-        )
-        tree.launch_part(0)
-        return forked
-
-    def grow_forked(
-        self,
-        forked: Forked,
-        meanwhile: tuple[Callable[[], None], Callable[[], None]],
-        interrupted: Callable[[], bool],
-    ) -> Iterator[None]:
-        """Go on with a tree that ``fork`` began; yields when the glue pass is through, then as each
-        depth is there.
-
-        Left early, or ``interrupted``, it launches no further steps. ``meanwhile`` is called while
-        the GPU is busy, the one with the glue pass and the other with the first step.
-        """
-        graph, launched = forked.tree, 1
-        during_glue, during_step = meanwhile
-        during_glue()
-        if not wait_until(forked.arrived.passed, interrupted):
-            return
-        yield
-        for step in range(self._spec.k):
-            while launched < min(step + 1 + self._ahead, graph.launches):
-                graph.launch_part(launched)
-                launched += 1
-            if step == 0:
-                during_step()
-            if not wait_until(partial(graph.ended, step), interrupted):
-                return
-            yield
-
     def grow(
         self,
         tree: Tree,
@@ -228,6 +178,8 @@ class GraphedDraft:
         rows = list(tree.rows.values())
         counts = [len(row.outcomes) for row in rows]
         inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
+        if self.leased is not None:
+            self.leased.forget_row()
         graph = self._trees.graph_of(inputs)
         where = graph.begin(inputs)
         launched = 1
@@ -257,6 +209,8 @@ class GraphedDraft:
         their tokens. Gives the number of each step done; left early, it launches no further ones.
         """
         inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
+        if self.leased is not None:
+            self.leased.forget_row()
         graph = self._trees.graph_of(inputs)
         device = graph.chosen.device
         where = torch.from_numpy(graph.begin(inputs)).to(device)

@@ -18,7 +18,7 @@ With several workers each does all of this, but extends and publishes only its s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -43,6 +43,7 @@ from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.sampling.grammar import Grammars
 
 if TYPE_CHECKING:
+    from ssd_pipe.drafting.forked import Forked
     from ssd_pipe.drafting.graphed import GraphedDraft
 
 
@@ -77,7 +78,7 @@ class Speculator:
         share: Share = Share(),
     ) -> None:
         """``graphs`` make the passes they take; ``cache`` is the part of worker ``share``."""
-        self._graphs = graphs
+        self._leased = None if graphs is None else graphs.leased
         self._share = share
         self._cache = cache
         self._handover = handover
@@ -113,6 +114,7 @@ class Speculator:
         feed = self._trunks.lagging_chunk()
         if feed is None:
             return False
+        self.stand_down()
         self._passes.feed([feed])
         self._trunks.register(feed[0])
         return True
@@ -152,25 +154,30 @@ class Speculator:
         )
         trunks.begin_round()
         rows = [RoundRow(row, trunks[row.slot], list(row.chain)) for row in plan.rows]
-        backups = [row for row in rows if row.plan.backup]
-        for _ in draft_backups(trunks, self._passes, plan.round, backups, answer, self._hand_over):
-            yield "backup"
-        ready = []
-        for row in rows:
-            if not row.plan.fork:
-                continue
-            if trunks.catch_up(row.trunk, len(row.chain)):
-                ready.append(row)
-            else:
-                skip(row.plan.slot)
-        if not ready:
-            return
-        forked = self._forks.fork_on_gpu(ready, number) if number else None
-        if forked is not None and self._graphs is not None:
-            growing, self._tree = forked
+        growing = self._begun(plan, rows)
+        ready = rows
+        if growing is None:
+            backups = [row for row in rows if row.plan.backup]
+            for _ in draft_backups(
+                trunks, self._passes, plan.round, backups, answer, self._hand_over
+            ):
+                yield "backup"
+            ready = []
+            for row in rows:
+                if not row.plan.fork:
+                    continue
+                if trunks.catch_up(row.trunk, len(row.chain)):
+                    ready.append(row)
+                else:
+                    skip(row.plan.slot)
+            if not ready:
+                return
+            growing = self._forks.fork_on_gpu(ready, number) if number else None
+        if growing is not None and self._leased is not None:
+            forked, self._tree = growing
             stage = "glue"
-            tasks = (meanwhile, self._outcomes.study)
-            for _ in self._graphs.grow_forked(growing, tasks, interrupted):
+            tasks = (meanwhile, self._outcomes.study, lambda: self._go_ahead(rows, number))
+            for _ in self._leased.grow(forked, tasks, interrupted):
                 yield stage
                 stage = "step"
             return
@@ -181,6 +188,45 @@ class Speculator:
         yield "glue"
         for _ in self._growth.grow(self._tree, effort.k, interrupted if number else lambda: False):
             yield "step"
+
+    # ------------------------------------------------------------ ahead of the outcome
+
+    def look(self) -> None:
+        """Go on with the round whose outcome the GPU has been waiting for, if it has come."""
+        if self._leased is not None:
+            self._leased.look()
+
+    def stand_down(self) -> None:
+        """Have the GPU wait for no outcome; before anything else uses it."""
+        if self._leased is not None:
+            self._leased.resolve()
+
+    def _go_ahead(self, rows: Sequence[RoundRow], number: int) -> None:
+        """All of a leased round is queued: queue the next one's glue pass, of its only row."""
+        if self._leased is None or len(rows) > 1:
+            return
+        [row] = rows
+        reach = len(row.trunk.tokens) + 2 * (self._k + 1)
+        if self._trunks.reserve(row.trunk, min(reach, self._leased.max_positions)):
+            self._forks.go_ahead(row, number)
+
+    def _begun(self, plan: DraftPlan, rows: Sequence[RoundRow]) -> tuple[Forked, Tree] | None:
+        """The round, if the GPU has begun it by itself; after a miss it may have made the first
+        token of the backup, which the row's chain gets."""
+        if self._leased is None:
+            return None
+        number = plan.number
+        ahead = self._leased.resolve(number - 1 if number and plan.lease is None else 0)
+        if ahead is None or len(rows) != 1:
+            return None
+        [row] = rows
+        if ahead.hit and row.plan.fork and row.chain and not row.plan.backup:
+            return ahead.forked, self._forks.take_over(row, number, ahead.forked)
+        first = ahead.backup()
+        if first:
+            row.trunk.fed(len(row.trunk.tokens) - 1, row.trunk.tokens[-1:])
+            row.chain.extend(first[: row.plan.backup])
+        return None
 
     # ------------------------------------------------------------ hand-over
 

@@ -85,7 +85,7 @@ class Trunks:
         if lag > self._room:
             return False
         self._room -= lag
-        return self._reserve(trunk, len(trunk.tokens) + chain)
+        return self.reserve(trunk, len(trunk.tokens) + chain)
 
     def lagging_chunk(self) -> Feed | None:
         """The next chunk of some trunk that lags behind, with blocks for it; None if none does."""
@@ -93,11 +93,12 @@ class Trunks:
             lag = len(trunk.tokens) - 1 - trunk.agreed
             if lag > 0:
                 chunk = trunk.tokens[trunk.agreed : trunk.agreed + min(lag, PREFILL_CHUNK)]
-                if self._reserve(trunk, trunk.agreed + len(chunk)):
+                if self.reserve(trunk, trunk.agreed + len(chunk)):
                     return trunk, trunk.agreed, chunk, len(chunk)
         return None
 
-    def _reserve(self, trunk: Trunk, num_tokens: int) -> bool:
+    def reserve(self, trunk: Trunk, num_tokens: int) -> bool:
+        """Blocks for so many tokens of a trunk; False if there are not enough."""
         try:
             self._blocks.ensure(trunk.table, num_tokens)
         except NoFreeBlocks:

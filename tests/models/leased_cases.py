@@ -67,6 +67,27 @@ def test_leased_rounds_emit_what_the_target_alone_does(
     assert leased.draft_blocks.num_free == leased.draft_blocks.num_blocks
 
 
+def test_glue_passes_launched_before_the_outcome_lead_to_the_same_text(tmp_path: Path) -> None:
+    target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 16})
+    draft = perturbed(target, tmp_path / "near", 0.15)
+    config = config_from_mapping(
+        {
+            "speculation": {"k": 2, "fan_out": 2, "backup": "jit"},
+            "scheduler": {"max_num_seqs": 1, "max_model_len": 40, "max_batched_tokens": 16},
+            "cache": {"block_size": 4},
+        }
+    )
+    leased = LeasedPipeline(target, draft, config, vocab_size=16, backend=backend(PLAIN))
+    pipelines = LocalPipeline("ar", target, draft, config), leased
+    for pipeline in pipelines:
+        for rid, key in enumerate((NoiseKey(), NoiseKey(seed=3, temperature=1.0))):
+            pipeline.add(rid, random_tokens(5, 16, rid), 9, key)
+        pipeline.run()
+    assert leased.outputs == pipelines[0].outputs
+    assert min(leased.verdicts[verdict] for verdict in ("HIT", "MISS", "VOID")) > 0
+    assert leased.draft_blocks.num_free == leased.draft_blocks.num_blocks
+
+
 def test_leases_load_what_the_kernels_read() -> None:
     bench = Bench()
     leased = LeasedRounds(bench.tables, torch.device("cpu"), False)

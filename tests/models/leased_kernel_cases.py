@@ -14,6 +14,7 @@ from ipc import round_records as rr
 from ipc.round_records import RoundRecords
 from models.cuda.fork import ForkHooks, ForkRow
 from models.cuda.rounds import layout
+from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower, Verdict
 from models.cuda.rounds.gate import gate
 from models.cuda.rounds.publish import publish_depth, publish_keys
 from models.cuda.rounds.settle import settle
@@ -365,3 +366,106 @@ def test_the_gpu_chooses_the_branches_the_host_would(
     tree.inputs["outcomes"].fill_(9)
     hooks.tail(graph)
     assert (tree.inputs["outcomes"] == 9).all()
+
+
+class Follow:
+    """A glue pass of one row that follows record 7 of a Bench."""
+
+    def __init__(self, bench: Bench, number: int = 7) -> None:
+        self.follower = Follower(bench.tables, torch.device(DEVICE))
+        wanted = np.zeros(WANTED_WORDS, np.int64)
+        wanted[:2] = number, 51
+        wanted.view(np.uint64)[2] = bench.prefix
+        self.wanted = torch.from_numpy(wanted).to(DEVICE)
+        self.options = torch.arange((K + 1) ** 2, dtype=torch.int32, device=DEVICE)
+
+        def narrow(*shape: int) -> torch.Tensor:
+            return torch.full(shape, 6, dtype=torch.int32, device=DEVICE)
+
+        self.fed = Fed(
+            zeros(1, K + 1) + 99,
+            zeros(1),
+            narrow(1),
+            narrow(1),
+            narrow(1, K + 1),
+            zeros(1),
+            zeros(1),
+        )
+
+    def launch(self) -> None:
+        self.follower.follow(self.wanted, self.options.view(K + 1, K + 1), self.fed)
+
+    def verdict(self, number: int = 7) -> Verdict | None:
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        return self.follower.verdict(number)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.fed.tokens[0, : int(self.fed.counts)].tolist()
+
+
+def test_a_glue_pass_feeds_itself_what_a_hit_says() -> None:
+    bench = Bench()
+    bench.publish([(1, 9), (2, 9)], [[11, 12], [21, 22]], 7)
+    bench.settle([4, 5, 6], [4, 5, 9, 1])
+    ahead = Follow(bench)
+    ahead.launch()
+    assert ahead.verdict() is Verdict.HIT
+    assert ahead.tokens == [9, 12, 22]
+    assert ahead.fed.tokens[0, 3:].tolist() == [0]
+    assert int(ahead.fed.starts) == 53
+    assert int(ahead.fed.budgets) == 6
+    assert ahead.fed.limits[0].tolist() == [2 * (K + 1) + i for i in range(K + 1)]
+    assert int(ahead.fed.numbers) == 8
+    assert int(ahead.fed.hashes) % 2**64 == extend_all(bench.prefix, [4, 5, 9])
+    assert ahead.verdict(8) is None
+
+
+def test_no_more_of_a_chain_is_fed_than_has_room() -> None:
+    bench = Bench(left=5)
+    bench.publish([(2, 9)], [[12], [22], [32]], 7)
+    assert bench.settle([4, 5, 6], [4, 5, 9, 1]).room == 1
+    ahead = Follow(bench)
+    ahead.launch()
+    assert ahead.verdict() is Verdict.HIT
+    assert ahead.tokens == [9, 12]
+
+
+def test_after_a_miss_the_recovery_token_alone_is_fed() -> None:
+    bench = Bench()
+    bench.publish([(1, 9)], [[11]], 7)
+    bench.settle([4, 5, 6], [4, 8, 9, 1])
+    ahead = Follow(bench)
+    ahead.launch()
+    assert ahead.verdict() is Verdict.MISS
+    assert ahead.tokens == [8]
+    assert int(ahead.fed.starts) == 52
+    assert [int(t) for t in (ahead.fed.budgets, ahead.fed.numbers)] == [0, 0]
+
+
+@pytest.mark.parametrize("why", ["ended", "called off", "aborted", "another token"])
+def test_a_glue_pass_that_nothing_follows_feeds_nothing(why: str) -> None:
+    bench = Bench(left=3 if why == "ended" else 100)
+    bench.publish([(2, 9)], [[12], [22]], 7)
+    ahead = Follow(bench)
+    if why == "called off":
+        ahead.follower.call_off(7)
+    elif why == "aborted":
+        bench.records.abort()
+    else:
+        bench.settle([4, 5, 6], [4, 5, 9, 1])
+        if why == "another token":
+            bench.records.records[7, 0, rr.TOKEN] = VOCAB
+    ahead.launch()
+    assert ahead.verdict() is Verdict.VOID
+    assert ahead.tokens == []
+    assert [int(t) for t in (ahead.fed.budgets, ahead.fed.numbers)] == [0, 0]
+
+
+def test_other_glue_passes_are_left_alone() -> None:
+    ahead = Follow(Bench(), number=0)
+    ahead.launch()
+    assert ahead.verdict(0) is Verdict.VOID  # what the box holds at first
+    assert ahead.fed.tokens[0].tolist() == [99] * (K + 1)
+    assert [int(t) for t in (ahead.fed.counts, ahead.fed.budgets)] == [6, 6]

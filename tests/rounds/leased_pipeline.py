@@ -1,24 +1,31 @@
 """``LocalPipeline`` with leased rounds: kernels, records and followers in one thread.
 
-The kernels wait for nobody here, so the draft's part of a round runs between two launches.
+Under the interpreter the kernels wait for nobody, so the draft's part of a round runs between two
+launches, and the glue pass that follows an outcome is launched when the outcome is there. On a GPU
+the target's launches have a stream of their own, and whatever waits does.
 """
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from msgspec.structs import replace
 
 from ipc.messages.draft import ChainReady, DraftPlan
-from ipc.round_records import RoundRecords
+from ipc.round_records import Record, RoundRecords
+from models.cuda.graphs import StepGraph
+from models.cuda.rounds.follow import Follower
 from models.cuda.rounds.layout import table_words
 from models.cuda.rounds.publish import TreePublisher
 from models.cuda.rounds.tables import RoundTables
 from ssd_pipe.config import PipelineConfig, branch_budget
 from ssd_pipe.drafting.leased import RecordPlans
+from ssd_pipe.drafting.leased_forks import Ahead, LeasedForks
 from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.verification.leased import LeasedRounds
@@ -29,7 +36,7 @@ class LeasedPipeline(LocalPipeline):
     """SSD whose rounds are leased wherever they can be.
 
     ``recall``: chance after each leased round that the lease is ended early. ``leased`` counts the
-    rounds that ran under one.
+    rounds that ran under one, ``verdicts`` what became of the glue passes that followed an outcome.
     """
 
     def __init__(
@@ -40,17 +47,20 @@ class LeasedPipeline(LocalPipeline):
         *,
         vocab_size: int,
         recall: float = 0.0,
+        device: str = "cpu",
         **how: Any,
     ) -> None:
+        on = torch.device(device)
         slots, k = config.scheduler.max_num_seqs, config.speculation.k
         entries = branch_budget(config.speculation)
-        memory = np.zeros(RoundRecords.size_bytes(slots, k), np.uint8)
-        self.records = RoundRecords(memory, slots, k)
-        words = torch.from_numpy(self.records.words)
+        size = RoundRecords.size_bytes(slots, k)
+        memory = torch.zeros(size, dtype=torch.uint8, pin_memory=on.type == "cuda")
+        self.records = RoundRecords(memory.numpy(), slots, k)
+        words = memory.view(torch.int64)
         mail = self.records.control.size
         ring = mail + self.records.mail.size
         tables = RoundTables(
-            torch.zeros(slots * table_words(entries, k), dtype=torch.int64),
+            torch.zeros(slots * table_words(entries, k), dtype=torch.int64, device=on),
             entries,
             k,
             vocab_size,
@@ -65,11 +75,15 @@ class LeasedPipeline(LocalPipeline):
             draft,
             config,
             graphs=True,
-            leased=LeasedRounds(tables, torch.device("cpu"), False),
+            leased=LeasedRounds(tables, on, False),
             publisher=TreePublisher(tables),
+            follower=Follower(tables, on),
             **how,
         )
         assert self.speculator is not None
+        self._side = torch.cuda.Stream() if on.type == "cuda" else None
+        self.verdicts: Counter[str] = Counter()
+        self._outcome_comes = self._watch_forks(self.speculator._leased)
         self.recall = recall
         self.leased = 0
         self._leases = Leases(self.scheduler, self.planner, config.speculation)
@@ -77,6 +91,7 @@ class LeasedPipeline(LocalPipeline):
         self._read = 0
 
     def step(self) -> None:
+        assert self.speculator is not None
         step = self.scheduler.schedule()
         if step is None:
             return
@@ -100,6 +115,7 @@ class LeasedPipeline(LocalPipeline):
         if leased is not None:
             self._lease(leased, step, handovers)
             return
+        self.speculator.stand_down()
         verified = self.verifier.run(step.to_plan(handovers))
         chains = {r.request.slot: len(r.request.chain) for r in step.decoding}
         slots = [r.request.slot for r in step.sampled]
@@ -125,13 +141,14 @@ class LeasedPipeline(LocalPipeline):
                 pass
 
     def _lease(self, leased: Leased, step: Step, handovers: dict[int, int]) -> None:
+        assert self.speculator is not None
         plan = replace(step.to_plan(handovers), lease=leased.terms)
+        self.speculator.stand_down()
         graph = self.verifier.begin_lease(plan)
-        ended = False
+        ended = self._aside = False
         for number in range(leased.terms.first, leased.terms.first + leased.terms.rounds):
-            graph.launch()
-            found = self.records.round(number, len(plan.rows))
-            assert found is not None
+            found = self._launched(graph, number, len(plan.rows))
+            self._outcome_comes()
             self.leased += 1
             for emission in self._leases.follow(leased, found)[1]:
                 self._emit(emission)
@@ -143,7 +160,53 @@ class LeasedPipeline(LocalPipeline):
             assert following is not None
             self._apply(following)
             self._draft(following, self._answer(number))
+        self.speculator.stand_down()  # it would hold up what the target's side queues here
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
         self.verifier.end_lease()
+
+    def _launched(self, graph: StepGraph, number: int, rows: int) -> list[Record]:
+        """Run round ``number``."""
+        if self._side is None:
+            graph.launch()
+            found = self.records.round(number, rows)
+            assert found is not None
+            return found
+        if not self._aside:  # the lease's first input is on its way on the draft's stream
+            self._side.wait_stream(torch.cuda.current_stream())
+            self._aside = True
+        with torch.cuda.stream(self._side):
+            graph.launch()
+        deadline = time.monotonic() + 20
+        while (found := self.records.round(number, rows)) is None:
+            assert time.monotonic() < deadline
+        return found
+
+    def _watch_forks(self, forks: LeasedForks | None) -> Callable[[], None]:
+        """Counts verdicts; without a GPU, puts the glue pass that follows an outcome off until
+        there is one. Returns what is to be called when there is."""
+        if forks is None:
+            return lambda: None
+        go_ahead, resolve = forks.go_ahead, forks.resolve
+        due: list[tuple[Any, ...]] = []
+
+        def put_off(*given: Any) -> None:
+            due.append(given)
+
+        def come() -> None:
+            while due:
+                go_ahead(*due.pop())
+
+        def resolved(number: int = 0) -> Ahead | None:
+            ahead = resolve(number)
+            if ahead is not None:
+                self.verdicts[ahead.verdict.name] += 1
+            return ahead
+
+        forks.resolve = resolved  # type: ignore[method-assign]
+        if self._side is None:
+            forks.go_ahead = put_off  # type: ignore[method-assign]
+        return come
 
     def _answer(self, number: int) -> Any:
         def answer(chain: ChainReady) -> None:

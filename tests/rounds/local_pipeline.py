@@ -36,6 +36,7 @@ from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
 
 if TYPE_CHECKING:
+    from models.cuda.rounds.follow import Follower
     from models.cuda.tree import TreeHooks
     from ssd_pipe.verification.leased import LeasedRounds
 
@@ -79,6 +80,7 @@ class LocalPipeline:
         graphs: bool = False,
         leased: LeasedRounds | None = None,
         publisher: TreeHooks | None = None,
+        follower: Follower | None = None,
         draft_dtype: str = "auto",
     ) -> None:
         spec, size = config.speculation, config.cache.block_size
@@ -108,7 +110,9 @@ class LocalPipeline:
                 share = Share(worker, workers)
                 part = make_part(memory, *shape, share)
                 draft_model = load_model(draft, dtype=draft_dtype, backend=backend)
-                self._add_draft(draft_model, part, share, blocks, graphs, grammars, publisher)
+                self._add_draft(
+                    draft_model, part, share, blocks, graphs, grammars, publisher, follower
+                )
             cache = PartitionedCache(memory, *shape, workers)
             self.speculator, self.draft_blocks = self.speculators[0], self.all_draft_blocks[0]
         self.cache = cache
@@ -136,6 +140,7 @@ class LocalPipeline:
         graphs: bool,
         grammars: Grammars | None,
         publisher: TreeHooks | None,
+        follower: Follower | None,
     ) -> None:
         config, spec, size = self.config, self.config.speculation, self.config.cache.block_size
         slots, limit = config.scheduler.max_num_seqs, config.scheduler.max_model_len + spec.k + 1
@@ -146,7 +151,15 @@ class LocalPipeline:
             from ssd_pipe.drafting.graphed import GraphedDraft
 
             made = GraphedDraft(
-                model, kv, spec, blocks * size, budget, slots, limit, hooks=publisher
+                model,
+                kv,
+                spec,
+                blocks * size,
+                budget,
+                slots,
+                limit,
+                hooks=publisher,
+                follower=follower,
             )
         manager = BlockManager(blocks, size)
         self.all_draft_blocks.append(manager)

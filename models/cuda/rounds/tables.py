@@ -28,7 +28,7 @@ class RoundTables:
         table: the cache, int64 [slots, table_words].
         entries, k: its branches a slot and tokens a branch.
         vocab_size: a chain with another token is not taken.
-        control, mail, records: see ``ipc.round_records``; None on the draft's side.
+        control, mail, records: see ``ipc.round_records``; None where only the cache is used.
         max_rows: second dimension of ``records``.
     """
 

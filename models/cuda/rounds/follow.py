@@ -1,0 +1,194 @@
+"""The head of a glue pass that was launched before its round's outcome was known.
+
+The draft's GPU waits for the record that the target's GPU makes of a round, and feeds itself what
+the draft would be told of it: after a hit, the outcome's token and the chain that is verified now,
+whose branches follow; after a miss the token alone, whose pass is the first of the backup. Anything
+else makes the launch void.
+"""
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from ipc import round_records as rr
+from models.cuda.device import acquire, release, waiting_options
+from models.cuda.noise import mix_key
+from models.cuda.overlap import after_previous
+from models.cuda.rounds.constants import (
+    ABORT,
+    ACCEPTED,
+    FLAGS,
+    READY,
+    RECORD_HEAD,
+    ROOM,
+    ROUNDS,
+    TOKEN,
+)
+from models.cuda.rounds.tables import RoundTables
+
+WANTED_WORDS = 4
+"""Of what a launch follows: the record's number (0 = none), committed tokens and prefix hash before
+its outcome."""
+
+
+class Verdict(IntEnum):
+    """What became of a launch."""
+
+    VOID = 0
+    HIT = 1
+    MISS = 2
+
+
+_VERDICTS = 4
+_HIT, _MISS = tl.constexpr(int(Verdict.HIT)), tl.constexpr(int(Verdict.MISS))
+_PER_NUMBER = tl.constexpr(_VERDICTS)
+
+
+@triton.jit
+def _follow_kernel(
+    wanted,
+    options,
+    tokens,
+    starts,
+    counts,
+    budgets,
+    limits,
+    numbers,
+    hashes,
+    box,
+    records,
+    control,
+    max_rows,
+    vocab,
+    WIDTH: tl.constexpr,
+    WIDTH_P: tl.constexpr,
+    RECORD: tl.constexpr,
+    SPINS: tl.constexpr,
+    DEVICE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    after_previous(PDL)
+    number = tl.load(wanted)
+    if number > 0:
+        record = records + (number % ROUNDS) * max_rows * RECORD
+        came = tl.load(record, volatile=True)
+        end = came == number
+        spins = tl.full((), 0, tl.int64)
+        while end == 0:
+            called_off = tl.load(box + 1, volatile=True) >= number
+            aborted = tl.load(control + ABORT, volatile=True) != 0
+            spins += 1
+            came = tl.load(record, volatile=True)
+            end = (came == number) | called_off | aborted | (spins >= SPINS)
+        acquire(DEVICE)
+        K: tl.constexpr = WIDTH - 1
+        i = tl.arange(0, WIDTH_P)
+        k = tl.load(record + ACCEPTED, volatile=True)
+        token = tl.load(record + TOKEN, volatile=True)
+        ready = tl.load(record + READY, volatile=True)
+        room = tl.load(record + ROOM, volatile=True)
+        length = tl.minimum(tl.minimum(ready, room), K)
+        following = tl.load(record + RECORD_HEAD + K + i, mask=i < length, other=0, volatile=True)
+        good = (came == number) & (tl.load(record + FLAGS, volatile=True) == 0)
+        good = good & (k >= 0) & (k < WIDTH) & (token >= 0) & (token < vocab) & (room > 0)
+        bad = tl.sum(((following < 0) | (following >= vocab)).to(tl.int32), axis=0)
+        hit = good & (length > 0) & (bad == 0)
+        miss = good & (ready == 0)
+        length = tl.where(hit, length, 0)
+        h = tl.load(wanted + 2).to(tl.uint64, bitcast=True)
+        for j in range(WIDTH):
+            said = tl.load(record + RECORD_HEAD + j, mask=j < k, other=0, volatile=True)
+            h = tl.where(j <= k, mix_key(h, tl.where(j < k, said, token)), h)
+        tl.store(tokens + 1 + i, tl.where(i < length, following, 0), mask=i < K)
+        tl.store(tokens, tl.where(good, token, 0))
+        tl.store(starts, tl.load(wanted + 1) + tl.where(good, k, 0))
+        tl.store(counts, tl.where(hit | miss, 1 + length, 0).to(tl.int32))
+        limit = tl.load(options + length * WIDTH + i, mask=i < WIDTH)
+        tl.store(limits + i, limit, mask=i < WIDTH)
+        tl.store(numbers, tl.where(hit, number + 1, 0))
+        tl.store(hashes, h.to(tl.int64, bitcast=True))
+        budget = tl.load(budgets)
+        tl.debug_barrier()
+        tl.store(budgets, tl.where(hit, budget, 0))
+        release(DEVICE)
+        tl.store(box, number * _PER_NUMBER + tl.where(hit, _HIT, tl.where(miss, _MISS, 0)))
+
+
+@dataclass(slots=True)
+class Fed:
+    """Where a launch's input goes, on the device.
+
+    Attributes:
+        tokens, starts, counts: the glue pass's, int64 [1, K + 1], int64 [1], int32 [1].
+        budgets, limits: of branches, int32 [1], int32 [1, K + 1]; no budget makes no branches.
+        numbers, hashes: the tree's round and prefix hash, int64 [1].
+    """
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    counts: torch.Tensor
+    budgets: torch.Tensor
+    limits: torch.Tensor
+    numbers: torch.Tensor
+    hashes: torch.Tensor
+
+
+class Follower:
+    """Follows the first row of the records.
+
+    Args:
+        tables: with control and records.
+    """
+
+    def __init__(self, tables: RoundTables, device: torch.device) -> None:
+        if tables.control is None or tables.records is None:
+            raise ValueError("there are no records to follow")
+        self._tables = tables
+        self._box = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._words: np.ndarray = self._box.numpy()
+
+    def follow(self, wanted: torch.Tensor, options: torch.Tensor, fed: Fed) -> None:
+        """Queue the wait; does nothing if ``wanted`` says so.
+
+        Args:
+            wanted: int64 [WANTED_WORDS].
+            options: int32 [K + 1, K + 1]; row n are the limits for a chain of n tokens.
+        """
+        tables, width = self._tables, fed.tokens.shape[1]
+        _follow_kernel[(1,)](
+            wanted,
+            options,
+            fed.tokens,
+            fed.starts,
+            fed.counts,
+            fed.budgets,
+            fed.limits,
+            fed.numbers,
+            fed.hashes,
+            self._box,
+            tables.records,
+            tables.control,
+            tables.max_rows,
+            tables.vocab_size,
+            width,
+            triton.next_power_of_2(width),
+            rr.record_words(tables.k),
+            num_warps=1,
+            **waiting_options(fed.tokens),
+        )
+
+    def verdict(self, number: int) -> Verdict | None:
+        """What became of the launch that follows record ``number``; None while it waits."""
+        said = int(self._words[0])
+        return Verdict(said % _VERDICTS) if said // _VERDICTS == number else None
+
+    def call_off(self, number: int) -> None:
+        """The launch that follows record ``number`` is to wait no longer."""
+        self._words[1] = number
