@@ -54,7 +54,7 @@ _PER_NUMBER = tl.constexpr(_VERDICTS)
 @triton.jit
 def _follow_kernel(
     wanted,
-    options,
+    by_length,
     tokens,
     starts,
     counts,
@@ -110,7 +110,7 @@ def _follow_kernel(
         tl.store(tokens, tl.where(good, token, 0))
         tl.store(starts, tl.load(wanted + 1) + tl.where(good, k, 0))
         tl.store(counts, tl.where(hit | miss, 1 + length, 0).to(tl.int32))
-        limit = tl.load(options + length * WIDTH + i, mask=i < WIDTH)
+        limit = tl.load(by_length + length * WIDTH + i, mask=i < WIDTH)
         tl.store(limits + i, limit, mask=i < WIDTH)
         tl.store(numbers, tl.where(hit, number + 1, 0))
         tl.store(hashes, h.to(tl.int64, bitcast=True))
