@@ -30,7 +30,7 @@ from ssd_pipe.drafting.tree import Tree
 from ssd_pipe.drafting.trunk import Feed, Trunk
 
 AHEAD_BYTES = 200e6
-"""Weights up to which a step of the tree is launched before the last one's tokens are looked at. A
+"""Weights up to which steps of the tree are launched before the last one's tokens are looked at. A
 larger draft's steps take long enough to be worth leaving out when the outcome has come."""
 
 
@@ -111,7 +111,7 @@ class GraphedDraft:
                 self._readback,
                 self._glue_width,
                 spec.k,
-                self._ahead,
+                spec.k if self._ahead else 0,
                 max_positions,
                 follower,
             )

@@ -2,7 +2,9 @@
 
 Once all of a tree is queued, so is the next round's glue pass, although its outcome is not known
 yet: its first kernel waits for the target's record (``models.cuda.rounds.follow``). The host reads
-the same record in its own time, and launches the tree's steps while the GPU is busy.
+the same record in its own time, and launches the tree's steps while the GPU is busy: of a small
+draft all at once, since what the last ones cost is less than to fall behind; of a large one step by
+step, and none when the outcome has come.
 
 A launch that waits holds up whatever is queued behind it: ``resolve`` comes before anything else
 that uses the GPU.
@@ -65,7 +67,7 @@ class LeasedForks:
     Args:
         width: most tokens a glue pass feeds a row.
         steps: K.
-        queued: steps of a tree launched before the one running has ended.
+        queued: steps of a tree that are launched before they are due.
         max_positions: most positions of a sequence.
         follower: waits for outcomes, None where nobody does.
 
@@ -193,31 +195,27 @@ class LeasedForks:
     def grow(
         self,
         forked: Forked,
-        meanwhile: tuple[Callable[[], None], Callable[[], None], Callable[[], None]],
+        meanwhile: Sequence[Callable[[], None]],
         interrupted: Callable[[], bool],
+        behind: Callable[[], None],
     ) -> Iterator[None]:
         """Go on with a tree that was begun; yields when the glue pass is through, then as each
         depth is there.
 
-        Left early, or ``interrupted``, it launches no further steps. ``meanwhile`` is called while
-        the GPU is busy: the first one with the glue pass, the second with the first step, the last
-        when all of the tree is queued.
+        Left early, or ``interrupted``, it launches no further steps. ``behind`` is called when all
+        of the tree is queued, what is in ``meanwhile`` after that or while the GPU is busy.
         """
-        graph, whole = forked.tree, False
-        during_glue, during_step, behind = meanwhile
-        during_glue()
-        if not wait_until(forked.arrived.passed, interrupted):
-            return
-        yield
-        for step in range(self._steps):
+        graph, todo, whole = forked.tree, list(meanwhile), False
+        for step in range(-1, self._steps):
             while forked.launched < min(step + 1 + self._queued, graph.launches):
                 self._extend(forked)
-            if step == 0:
-                during_step()
-            if not whole and forked.launched == graph.launches:
+            if forked.launched == graph.launches and not whole:
                 whole = True
                 behind()
-            if not wait_until(partial(graph.ended, step), interrupted):
+            if todo:
+                todo.pop(0)()
+            done = forked.arrived.passed if step < 0 else partial(graph.ended, step)
+            if not wait_until(done, interrupted):
                 return
             yield
 

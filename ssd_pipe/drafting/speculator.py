@@ -19,6 +19,7 @@ With several workers each does all of this, but extends and publishes only its s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -176,8 +177,9 @@ class Speculator:
         if growing is not None and self._leased is not None:
             forked, self._tree = growing
             stage = "glue"
-            tasks = (meanwhile, self._outcomes.study, lambda: self._go_ahead(rows, number))
-            for _ in self._leased.grow(forked, tasks, interrupted):
+            tasks = (meanwhile, self._outcomes.study)
+            behind = partial(self._go_ahead, rows, number)
+            for _ in self._leased.grow(forked, tasks, interrupted, behind):
                 yield stage
                 stage = "step"
             return

@@ -84,7 +84,7 @@ def test_glue_passes_launched_before_the_outcome_lead_to_the_same_text(tmp_path:
             pipeline.add(rid, random_tokens(5, 16, rid), 9, key)
         pipeline.run()
     assert leased.outputs == pipelines[0].outputs
-    assert min(leased.verdicts[verdict] for verdict in ("HIT", "MISS", "VOID")) > 0
+    assert min(leased.verdicts[verdict] for verdict in ("HIT", "MISS")) > 0
     assert leased.draft_blocks.num_free == leased.draft_blocks.num_blocks
 
 
