@@ -17,11 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
+from models.cuda.candidate_box import CandidateBox
 from models.cuda.candidates import pack, unpack
 from models.cuda.graphs import StepGraph
 from models.cuda.noise import mix_key
 from models.cuda.overlap import after_previous, overlap
-from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower
+from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower, Mode
 from models.cuda.staging import Field, Staging
 from models.cuda.tree import TreeGraph
 
@@ -132,32 +133,36 @@ class ForkRow:
 
 
 @dataclass(slots=True)
-class ForkAhead:
-    """The choice of a row's branches after an outcome that has yet to come.
+class ForkOne:
+    """The input of a glue pass of one row, and the choice of its branches.
 
     Attributes:
-        number: the record that will tell of it.
-        length, prefix_hash: committed tokens before it, and their hash.
-        budget, temperature: as in ForkRow.
+        mode: where the input comes from; with number, length and prefix_hash as it says.
+        budget, temperature: as in ForkRow; the row's first place is the first token fed.
         limits: a ForkRow's, for a chain of 0, 1, ..., K tokens.
+        tokens: those to feed, if they are given.
     """
 
+    mode: Mode
     number: int
     length: int
     prefix_hash: int
     budget: int
     temperature: float
     limits: Sequence[Sequence[int]]
+    tokens: Sequence[int] = ()
 
 
 class ForkHooks:
-    """``StepHooks`` of the glue graphs: the tail fills in the tree's first tokens, if armed; the
-    head of those of one row waits for their input, if armed for an outcome to come.
+    """``StepHooks`` of the glue graphs: the tail fills in the tree's first tokens, and shows what
+    they were chosen from; the head of those of one row makes the input, if armed for that.
+
+    Every arming has a number, the next one from 1 on.
 
     Args:
         tree_of: the tree graph for a glue graph of as many rows and blocks; it must exist.
         scratch_start: see ``GraphedDraft``.
-        follower: waits for outcomes; None where nobody does.
+        follower: makes the inputs; None where they are always loaded.
     """
 
     def __init__(
@@ -172,49 +177,56 @@ class ForkHooks:
         self._tree_of, self._scratch_start = tree_of, scratch_start
         self._follower = follower
         self._armed = False
+        self._serial = 0
+        self._boxes: dict[tuple[int, int], CandidateBox] = {}
         self._staging = Staging(
             [
                 Field("firsts", (max_rows,), torch.int64),
                 Field("budgets", (max_rows,), torch.int32),
                 Field("temperatures", (max_rows,), torch.float32),
                 Field("limits", (max_rows, width), torch.int32),
+                Field("serial", (1,), torch.int64),
                 Field("wanted", (WANTED_WORDS,), torch.int64),
+                Field("given", (width,), torch.int64),
                 Field("options", (width, width), torch.int32),
             ],
             device,
         )
 
-    def arm(self, rows: Sequence[ForkRow]) -> None:
-        """Queue what the next launch of a glue graph needs to choose branches."""
+    def arm(self, rows: Sequence[ForkRow]) -> int:
+        """Queue what the next launch of a glue graph needs to choose branches; its number."""
         host = self._cleared()
         for i, row in enumerate(rows):
             host["firsts"][i] = row.first
             host["budgets"][i] = row.budget
             host["temperatures"][i] = row.temperature
             host["limits"][i, : len(row.limits)] = row.limits
-        self._staging.copy()
-        self._armed = True
+        return self._arm(host)
 
-    def arm_ahead(self, ahead: ForkAhead) -> None:
-        """Queue what the next launch of a glue graph of one row needs to wait for its input, and
-        to choose branches then."""
+    def arm_one(self, row: ForkOne) -> int:
+        """Queue the same for a glue graph of one row, and what it needs to make its input."""
         host = self._cleared()
         host["firsts"][0] = 0
-        host["budgets"][0] = ahead.budget
-        host["temperatures"][0] = ahead.temperature
-        for length, limits in enumerate(ahead.limits):
+        host["budgets"][0] = row.budget
+        host["temperatures"][0] = row.temperature
+        for length, limits in enumerate(row.limits):
             host["options"][length, : len(limits)] = limits
-        host["wanted"][0], host["wanted"][1] = ahead.number, ahead.length
-        host["wanted"].view(np.uint64)[2] = ahead.prefix_hash
-        self._staging.copy()
-        self._armed = True
+        host["given"].fill(-1)
+        host["given"][: len(row.tokens)] = row.tokens
+        host["wanted"][:3] = row.mode, row.number, row.length
+        host["wanted"].view(np.uint64)[3] = row.prefix_hash
+        return self._arm(host)
 
     def disarm(self) -> None:
         """Glue passes leave the tree alone from now on."""
         if self._armed:
-            self._cleared()
+            self._cleared()["serial"][0] = 0
             self._staging.copy()
             self._armed = False
+
+    def box(self, graph: StepGraph) -> CandidateBox:
+        """Where the candidates of a glue graph's armed launches are shown."""
+        return self._boxes[graph.rows, graph.num_blocks]
 
     def _cleared(self) -> dict[str, np.ndarray]:
         self._staging.wait()
@@ -223,21 +235,28 @@ class ForkHooks:
         host["wanted"].fill(0)
         return host
 
+    def _arm(self, host: dict[str, np.ndarray]) -> int:
+        self._serial += 1
+        host["serial"][0] = self._serial
+        self._staging.copy()
+        self._armed = True
+        return self._serial
+
     def head(self, graph: StepGraph) -> None:
         if self._follower is None or graph.rows > 1:
             return
-        given, own = graph.inputs, self._staging.tensors
+        inputs, own = graph.inputs, self._staging.tensors
         tree = self._tree_of(graph.rows, graph.num_blocks).inputs
         fed = Fed(
-            given["tokens"],
-            given["starts"],
-            given["counts"],
+            inputs["tokens"],
+            inputs["starts"],
+            inputs["counts"],
             own["budgets"],
             own["limits"],
             tree["numbers"],
             tree["hashes"],
         )
-        self._follower.follow(own["wanted"], own["options"], fed)
+        self._follower.feed(own["wanted"], own["given"], own["options"], fed)
 
     def tail(self, graph: StepGraph) -> None:
         out, given, own = graph.output, graph.inputs, self._staging.tensors
@@ -281,6 +300,10 @@ class ForkHooks:
             num_warps=max(1, min(8, width * n // _WARP_LANES)),
             **overlap(given["tokens"]),
         )
+        key = (graph.rows, graph.num_blocks)
+        if key not in self._boxes:
+            self._boxes[key] = CandidateBox(graph.rows, graph.width, n, given["tokens"].device)
+        self._boxes[key].export(own["serial"], out.top_tokens, out.top_scores, out.next_scores)
 
 
 def able(vocab_size: int, candidates: int) -> bool:

@@ -59,24 +59,6 @@ class Staging:
             self._copied.record()
 
 
-class Mark:
-    """A point of the current stream's work."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
-        if self._event is not None:
-            self._event.record()
-
-    def passed(self) -> bool:
-        """Whether the work before it is done."""
-        return self._event is None or self._event.query()
-
-    def wait(self) -> None:
-        """Return when the work before it is done."""
-        if self._event is not None:
-            self._event.synchronize()
-
-
 class Readback:
     """Results of a step on their way to the host.
 
@@ -98,10 +80,6 @@ class Readback:
         view = buffer[:count].view(tensor.shape)
         view.copy_(tensor, non_blocking=True)
         return view.numpy()
-
-    def mark(self) -> Mark:
-        """Tells when all that was fetched so far is there."""
-        return Mark(self._device)
 
     def wait(self) -> None:
         """Return when everything queued on the current stream is done."""

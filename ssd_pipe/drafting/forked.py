@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.cuda.staging import Mark
+from models.cuda.candidate_box import CandidateBox
 from models.cuda.tree import TreeGraph
 from ssd_pipe.drafting.candidates import ChainScores
+from ssd_pipe.drafting.gpu_waits import wait_until
 
 
 @dataclass(slots=True)
@@ -19,7 +20,7 @@ class Forked:
         tree: its graph.
         tokens, scores, own: int64 and float32 [rows, K + 1, n], float32 [rows, K + 1], on their
             way to the host; see ``StepOutput``.
-        arrived: when they are there, and the tree may begin.
+        box, number: tell when they are there, and the tree may begin.
         launched: parts of the tree that are.
     """
 
@@ -27,8 +28,13 @@ class Forked:
     tokens: np.ndarray
     scores: np.ndarray
     own: np.ndarray
-    arrived: Mark
+    box: CandidateBox
+    number: int
     launched: int = 0
+
+    def arrived(self) -> bool:
+        """Whether the glue pass has ended."""
+        return self.box.arrived(self.number)
 
     def pending(self, row: int, first: int, chain: list[int]) -> PendingScores:
         """``candidates``, once they are asked for."""
@@ -36,7 +42,7 @@ class Forked:
 
     def candidates(self, row: int, first: int, chain: list[int]) -> ChainScores:
         """What row ``row``'s branches were chosen from; ``first`` as in ``ForkRow``."""
-        self.arrived.wait()
+        wait_until(self.arrived)
         span = slice(first, first + len(chain) + 1)
         return ChainScores(
             self.tokens[row, span].copy(),

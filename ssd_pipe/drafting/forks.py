@@ -13,7 +13,7 @@ from ssd_pipe.drafting.outcomes import OutcomePredictor
 from ssd_pipe.drafting.passes import DraftPasses
 from ssd_pipe.drafting.round_row import RoundRow
 from ssd_pipe.drafting.tree import Branches, Tree
-from ssd_pipe.drafting.trunk import mark_fed
+from ssd_pipe.drafting.trunk import Trunk, mark_fed
 from ssd_pipe.engine import fanout
 from ssd_pipe.engine.effort import Effort
 from ssd_pipe.engine.partition import Share
@@ -28,8 +28,9 @@ MISS_EXPONENT = 0.7
 """Power-law exponent r of the miss rate against fan-out (Kumar et al., arXiv 2603.03251, Theorem
 12)."""
 
-Choice = tuple[int, int, float, list[int]]
-"""How the GPU is to choose a row's branches; see ``models.cuda.fork.ForkRow``."""
+Choice = tuple[int, float, list[list[int]]]
+"""How the GPU is to choose a row's branches: at most how many, the temperature of the softmax over
+scores, and at most how many at each accepted length of a chain of 0, 1, ..., K tokens."""
 
 
 class Forks:
@@ -101,16 +102,16 @@ class Forks:
         if leased is None:
             return None
         feeds = [row.feed() for row in rows]
-        choices = [self._choice(row, feed[3]) for row, feed in zip(rows, feeds, strict=True)]
+        choices = [self._choice(row.trunk, row.plan.after_miss) for row in rows]
         slots = [row.plan.slot for row in rows]
         hashes = [row.plan.prefix_hash for row in rows]
         forked = leased.fork(feeds, slots, hashes, number, choices)
         if forked is None:
             return None
         mark_fed(feeds)
-        for i, (row, choice) in enumerate(zip(rows, choices, strict=True)):
-            self._predictor.ask(row.plan.slot, forked.pending(i, choice[0], row.chain))
-        return forked, Tree(number=number, forked=sum(budget for _, budget, _, _ in choices))
+        for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
+            self._predictor.ask(row.plan.slot, forked.pending(i, feed[3], row.chain))
+        return forked, Tree(number=number, forked=sum(budget for budget, _, _ in choices))
 
     def go_ahead(self, row: RoundRow, number: int) -> None:
         """Have the GPU make the glue pass and the choice of branches after the outcome of leased
@@ -121,14 +122,11 @@ class Forks:
         leased = self._leased([row])
         if leased is None or not leased.follows:
             return
-        trunk, counts = row.trunk, self._counts[False]
-        limits = [self._limits(counts, length) for length in range(self._spec.k + 1)]
-        choice = sum(counts), self._predictor.tau(trunk.key), limits
-        leased.go_ahead(trunk, row.plan.slot, number, row.plan.prefix_hash, choice)
+        choice = self._choice(row.trunk, after_miss=False)
+        leased.go_ahead(row.trunk, row.plan.slot, number, row.plan.prefix_hash, choice)
 
     def take_over(self, row: RoundRow, number: int, forked: Forked) -> Tree:
-        """The tree of leased round ``number`` that ``go_ahead`` has led to; the row was fed."""
-        mark_fed([row.feed()])
+        """The tree of leased round ``number`` that ``go_ahead`` has led to."""
         self._predictor.ask(row.plan.slot, forked.pending(0, 0, row.chain))
         return Tree(number=number, forked=sum(self._counts[False]))
 
@@ -139,10 +137,10 @@ class Forks:
         graphs = self._passes.choosing([row.trunk for row in rows])
         return None if graphs is None else graphs.leased
 
-    def _choice(self, row: RoundRow, first: int) -> Choice:
-        counts = self._counts[row.plan.after_miss]
-        limits = self._limits(counts, len(row.chain))
-        return first, sum(counts), self._predictor.tau(row.trunk.key), limits
+    def _choice(self, trunk: Trunk, after_miss: bool) -> Choice:
+        counts = self._counts[after_miss]
+        limits = [self._limits(counts, length) for length in range(self._spec.k + 1)]
+        return sum(counts), self._predictor.tau(trunk.key), limits
 
     def _limits(self, counts: list[int], length: int) -> list[int]:
         """Most branches at each accepted length of a chain of ``length`` tokens."""

@@ -108,7 +108,6 @@ class GraphedDraft:
                 self._trees,
                 self._glue,
                 self._fork,
-                self._readback,
                 self._glue_width,
                 spec.k,
                 spec.k if self._ahead else 0,

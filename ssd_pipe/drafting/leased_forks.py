@@ -15,21 +15,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from models.cuda.fork import ForkAhead, ForkHooks, ForkRow
+from models.cuda.fork import ForkHooks, ForkOne, ForkRow
 from models.cuda.graph_runner import GraphRunner
-from models.cuda.graphs import StepRow
-from models.cuda.rounds.follow import Follower, Verdict
-from models.cuda.staging import Readback
+from models.cuda.graphs import StepGraph, StepRow
+from models.cuda.rounds.follow import Follower, Mode, Verdict
+from models.cuda.tree import TreeGraph
 from models.cuda.tree_inputs import LeasedTree
 from models.cuda.tree_runner import TreeRunner
 from ssd_pipe.drafting.forked import Forked
 from ssd_pipe.drafting.gpu_waits import wait_until
 from ssd_pipe.drafting.graph_inputs import step_rows
 from ssd_pipe.drafting.trunk import Feed, Trunk
+
+Choice = tuple[int, float, Sequence[Sequence[int]]]
+"""How a row's branches are chosen: budget, temperature and limits of a ForkOne."""
 
 _NO_OUTCOMES = np.empty(0, np.int64)
 
@@ -57,7 +59,7 @@ class Ahead:
         """After a miss, the token that follows its recovery token, which was fed; waits for it."""
         if self.verdict is not Verdict.MISS:
             return []
-        self.forked.arrived.wait()
+        wait_until(self.forked.arrived)
         return [int(self.forked.tokens[0, 0, 0])]
 
 
@@ -80,7 +82,6 @@ class LeasedForks:
         trees: TreeRunner,
         glue: GraphRunner,
         hooks: ForkHooks,
-        readback: Readback,
         width: int,
         steps: int,
         queued: int,
@@ -88,12 +89,13 @@ class LeasedForks:
         follower: Follower | None,
     ) -> None:
         self._trees, self._glue, self._hooks = trees, glue, hooks
-        self._readback, self._width, self._steps = readback, width, steps
+        self._width, self._steps = width, steps
         self._queued, self.max_positions = queued, max_positions
         self._follower = follower
-        self._forks = 0
         self._ahead: Ahead | None = None
-        self._row: Any = None  # graphs and row whose fixed inputs are on the device
+        self._tree: TreeGraph | None = None  # of the pass that was armed last
+        self._graph: StepGraph | None = None
+        self._row: tuple[int, int, float, tuple[int, ...]] | None = None
 
     def forget_row(self) -> None:
         """The graphs are about to be used otherwise."""
@@ -105,27 +107,40 @@ class LeasedForks:
         slots: Sequence[int],
         hashes: Sequence[int],
         number: int,
-        choices: Sequence[tuple[int, int, float, list[int]]],
+        choices: Sequence[Choice],
     ) -> Forked | None:
         """Glue pass, choice of branches and first step of the tree of leased round ``number``, all
         queued; None if that cannot be without the host.
 
         Args:
             slots, hashes: cache slot and prefix hash of each row.
-            choices: how each row's branches are chosen, the fields of a ForkRow.
+            choices: how each row's branches are chosen.
         """
         if max(len(tokens) for _, _, tokens, _ in feeds) > self._width:
             return None
-        tables = [trunk.table.blocks for trunk, *_ in feeds]
-        blocks = max(map(len, tables))
-        tree = self._trees.graph(len(feeds), blocks)
-        glue = self._glue.graph(len(feeds), self._width, blocks)
-        lease = LeasedTree(number, np.array(slots), np.array(hashes, np.uint64), _NO_OUTCOMES)
-        tree.prepare(lease, tables, [trunk.key.temperature for trunk, *_ in feeds])
-        self._hooks.arm([ForkRow(*choice) for choice in choices])
-        glue.load(step_rows(feeds))
-        self._row = None
-        forked = self._launch(len(feeds), blocks)
+        firsts = [first for *_, first in feeds]
+        if firsts == [0] and self._follower is not None:
+            [(trunk, _, tokens, _)], [choice] = feeds, choices
+            self._load_row(trunk, slots[0])
+            given = Mode.GIVEN, number, len(trunk.tokens), hashes[0]
+            serial = self._hooks.arm_one(ForkOne(*given, *choice, tokens))
+        else:
+            tables = [trunk.table.blocks for trunk, *_ in feeds]
+            rows, blocks = len(feeds), max(map(len, tables))
+            lease = LeasedTree(number, np.array(slots), np.array(hashes, np.uint64), _NO_OUTCOMES)
+            self._tree, self._graph = self._graphs(rows, blocks)
+            self._tree.prepare(lease, tables, [trunk.key.temperature for trunk, *_ in feeds])
+            serial = self._hooks.arm(
+                [
+                    ForkRow(first, budget, tau, limits[len(tokens) - 1 - first])
+                    for (_, _, tokens, first), (budget, tau, limits) in zip(
+                        feeds, choices, strict=True
+                    )
+                ]
+            )
+            self._graph.load(step_rows(feeds))
+            self._row = None
+        forked = self._launch(serial)
         self._extend(forked)
         return forked
 
@@ -137,12 +152,7 @@ class LeasedForks:
         return self._follower is not None
 
     def go_ahead(
-        self,
-        trunk: Trunk,
-        slot: int,
-        number: int,
-        prefix_hash: int,
-        choice: tuple[int, float, list[list[int]]],
+        self, trunk: Trunk, slot: int, number: int, prefix_hash: int, choice: Choice
     ) -> None:
         """Queue the glue pass of the round after an outcome that is yet to come, of one row.
 
@@ -150,19 +160,16 @@ class LeasedForks:
             trunk: committed tokens before the outcome; with blocks for whatever it may be.
             slot, prefix_hash: the row's slot in the cache, and the hash of those tokens.
             number: the record that will tell of the outcome.
-            choice: how branches are chosen: budget, temperature and limits of a ForkAhead.
+            choice: how branches are chosen.
         """
-        blocks = trunk.table.blocks
-        tree = self._trees.graph(1, len(blocks))
-        glue = self._glue.graph(1, self._width, len(blocks))
-        row = (tree, glue, slot, trunk.key.seed, trunk.key.temperature, tuple(blocks))
-        if self._row != row:
-            lease = LeasedTree(0, np.array([slot]), np.zeros(1, np.uint64), _NO_OUTCOMES)
-            tree.prepare(lease, [blocks], [trunk.key.temperature])
-            glue.load([StepRow(blocks, 0, [0], trunk.key.seed, trunk.key.temperature)])
-            self._row = row
-        self._hooks.arm_ahead(ForkAhead(number, len(trunk.tokens), prefix_hash, *choice))
-        self._ahead = Ahead(number, self._launch(1, len(blocks)))
+        self._load_row(trunk, slot)
+        follow = Mode.FOLLOW, number, len(trunk.tokens), prefix_hash
+        self._ahead = Ahead(number, self._launch(self._hooks.arm_one(ForkOne(*follow, *choice))))
+
+    @property
+    def awaits(self) -> int:
+        """The record that a queued glue pass waits for, or has been fed; 0 without one."""
+        return self._ahead.number if self._ahead is not None else 0
 
     def look(self) -> None:
         """Launch the tree of the outcome that was awaited, if it is there and a hit."""
@@ -214,25 +221,33 @@ class LeasedForks:
                 behind()
             if todo:
                 todo.pop(0)()
-            done = forked.arrived.passed if step < 0 else partial(graph.ended, step)
+            done = forked.arrived if step < 0 else partial(graph.ended, step)
             if not wait_until(done, interrupted):
                 return
             yield
 
-    def _launch(self, rows: int, blocks: int) -> Forked:
+    def _load_row(self, trunk: Trunk, slot: int) -> None:
+        """Have on the device what stays the same of a row's rounds."""
+        blocks, key = trunk.table.blocks, trunk.key
+        row = (slot, key.seed, key.temperature, tuple(blocks))
+        if self._row == row:
+            return
+        self._tree, self._graph = self._graphs(1, len(blocks))
+        lease = LeasedTree(0, np.array([slot]), np.zeros(1, np.uint64), _NO_OUTCOMES)
+        self._tree.prepare(lease, [blocks], [key.temperature])
+        self._graph.load([StepRow(blocks, 0, [0], key.seed, key.temperature)])
+        self._row = row
+
+    def _graphs(self, rows: int, blocks: int) -> tuple[TreeGraph, StepGraph]:
+        return self._trees.graph(rows, blocks), self._glue.graph(rows, self._width, blocks)
+
+    def _launch(self, serial: int) -> Forked:
         """The glue pass, on what the device has."""
-        out = self._glue.graph(rows, self._width, blocks).launch()
-        if out.top_tokens is None or out.top_scores is None or out.next_scores is None:
-            raise RuntimeError("the glue graph keeps no candidates")
-        self._forks += 1
-        side = self._forks % 2  # the last round's may not have been studied yet
-        return Forked(
-            self._trees.graph(rows, blocks),
-            self._readback.fetch(f"tokens-{side}", out.top_tokens),
-            self._readback.fetch(f"scores-{side}", out.top_scores),
-            self._readback.fetch(f"own-{side}", out.next_scores),
-            self._readback.mark(),
-        )
+        if self._tree is None or self._graph is None:
+            raise RuntimeError("a glue pass of no rows")
+        self._graph.launch()
+        box = self._hooks.box(self._graph)
+        return Forked(self._tree, *box.side(serial), box, serial)
 
     @staticmethod
     def _extend(forked: Forked) -> None:

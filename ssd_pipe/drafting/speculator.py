@@ -109,6 +109,16 @@ class Speculator:
             self._trunks.commit(row)
             if row.handover and not row.backup and self._share.makes(row.handover):
                 self._hand_over_branch(row)
+        if self._leased is not None and 0 < _recorded(plan) == self._leased.awaits:
+            self._fed_ahead(plan)
+
+    def _fed_ahead(self, plan: DraftPlan) -> None:
+        """The GPU feeds itself what the record says that ``plan`` was made of, even if the plan's
+        round is passed over."""
+        for row in plan.rows:
+            trunk, chain = self._trunks[row.slot], [] if row.after_miss else row.chain
+            if chain or row.backup:
+                trunk.fed(len(trunk.tokens) - 1, [trunk.tokens[-1], *chain])
 
     def prefill(self) -> bool:
         """Feed one chunk of some trunk that lags behind; False if none does."""
@@ -217,17 +227,14 @@ class Speculator:
         token of the backup, which the row's chain gets."""
         if self._leased is None:
             return None
-        number = plan.number
-        ahead = self._leased.resolve(number - 1 if number and plan.lease is None else 0)
+        ahead = self._leased.resolve(_recorded(plan))
         if ahead is None or len(rows) != 1:
             return None
         [row] = rows
         if ahead.hit and row.plan.fork and row.chain and not row.plan.backup:
-            return ahead.forked, self._forks.take_over(row, number, ahead.forked)
-        first = ahead.backup()
-        if first:
-            row.trunk.fed(len(row.trunk.tokens) - 1, row.trunk.tokens[-1:])
-            row.chain.extend(first[: row.plan.backup])
+            return ahead.forked, self._forks.take_over(row, plan.number, ahead.forked)
+        if row.plan.backup:
+            row.chain.extend(ahead.backup())
         return None
 
     # ------------------------------------------------------------ hand-over
@@ -241,3 +248,8 @@ class Speculator:
         if row.handover and self._handover is not None:
             rows = None if q is None else q.float().cpu().numpy()
             self._handover.put(row.slot, row.handover, rows)
+
+
+def _recorded(plan: DraftPlan) -> int:
+    """The record that a plan was made of, 0 for a plan of the scheduler's."""
+    return plan.number - 1 if plan.lease is None and plan.number else 0

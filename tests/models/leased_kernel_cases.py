@@ -14,7 +14,7 @@ from ipc import round_records as rr
 from ipc.round_records import RoundRecords
 from models.cuda.fork import ForkHooks, ForkRow
 from models.cuda.rounds import layout
-from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower, Verdict
+from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower, Mode, Verdict
 from models.cuda.rounds.gate import gate
 from models.cuda.rounds.publish import publish_depth, publish_keys
 from models.cuda.rounds.settle import settle
@@ -329,8 +329,15 @@ def test_the_gpu_chooses_the_branches_the_host_would(
     hooks = ForkHooks(rows, width, torch.device(DEVICE), scratch, lambda r, b: tree)
     per_k = limits or [n] * width
     choices = [ForkRow(firsts[i], budgets[i], tau[i], per_k) for i in range(rows)]
-    hooks.arm(choices)
+    assert hooks.arm(choices) == 1
     hooks.tail(graph)
+    box = hooks.box(graph)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    assert box.arrived(1)
+    assert not box.arrived(2)
+    for shown, wanted in zip(box.side(1), (tokens, scores, own), strict=True):
+        assert (shown == np.asarray(wanted, shown.dtype)).all()
     got = {name: tensor.cpu().numpy() for name, tensor in tree.inputs.items()}
     for i in range(rows):
         chain = fed[i, firsts[i] + 1 : counts[i]].tolist()
@@ -366,16 +373,18 @@ def test_the_gpu_chooses_the_branches_the_host_would(
     tree.inputs["outcomes"].fill_(9)
     hooks.tail(graph)
     assert (tree.inputs["outcomes"] == 9).all()
+    assert not box.arrived(2)
 
 
 class Follow:
     """A glue pass of one row that follows record 7 of a Bench."""
 
-    def __init__(self, bench: Bench, number: int = 7) -> None:
+    def __init__(self, bench: Bench, mode: Mode = Mode.FOLLOW) -> None:
         self.follower = Follower(bench.tables, torch.device(DEVICE))
         wanted = np.zeros(WANTED_WORDS, np.int64)
-        wanted[:2] = number, 51
-        wanted.view(np.uint64)[2] = bench.prefix
+        wanted[:3] = mode, 7, 51
+        wanted.view(np.uint64)[3] = bench.prefix
+        self.given = torch.tensor([9, 12, -1, -1], device=DEVICE)
         self.wanted = torch.from_numpy(wanted).to(DEVICE)
         self.options = torch.arange((K + 1) ** 2, dtype=torch.int32, device=DEVICE)
 
@@ -393,7 +402,7 @@ class Follow:
         )
 
     def launch(self) -> None:
-        self.follower.follow(self.wanted, self.options.view(K + 1, K + 1), self.fed)
+        self.follower.feed(self.wanted, self.given, self.options.view(K + 1, K + 1), self.fed)
 
     def verdict(self, number: int = 7) -> Verdict | None:
         if DEVICE == "cuda":
@@ -463,9 +472,21 @@ def test_a_glue_pass_that_nothing_follows_feeds_nothing(why: str) -> None:
     assert [int(t) for t in (ahead.fed.budgets, ahead.fed.numbers)] == [0, 0]
 
 
-def test_other_glue_passes_are_left_alone() -> None:
-    ahead = Follow(Bench(), number=0)
-    ahead.launch()
-    assert ahead.verdict(0) is Verdict.VOID  # what the box holds at first
-    assert ahead.fed.tokens[0].tolist() == [99] * (K + 1)
-    assert [int(t) for t in (ahead.fed.counts, ahead.fed.budgets)] == [6, 6]
+def test_a_glue_pass_is_fed_what_the_host_gives() -> None:
+    bench = Bench()
+    pass_ = Follow(bench, Mode.GIVEN)
+    pass_.launch()
+    assert pass_.verdict() is None
+    assert pass_.tokens == [9, 12]
+    assert int(pass_.fed.starts) == 50
+    assert pass_.fed.limits[0].tolist() == [K + 1 + i for i in range(K + 1)]
+    assert [int(t) for t in (pass_.fed.numbers, pass_.fed.budgets)] == [7, 6]
+    assert int(pass_.fed.hashes) % 2**64 == bench.prefix
+
+
+def test_glue_passes_whose_input_was_loaded_are_left_alone() -> None:
+    pass_ = Follow(Bench(), Mode.LOADED)
+    pass_.launch()
+    assert pass_.verdict() is None
+    assert pass_.fed.tokens[0].tolist() == [99] * (K + 1)
+    assert [int(t) for t in (pass_.fed.counts, pass_.fed.budgets)] == [6, 6]

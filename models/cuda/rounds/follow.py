@@ -1,9 +1,9 @@
-"""The head of a glue pass that was launched before its round's outcome was known.
+"""The head of a glue pass of one row: its input, in one piece from the host or from a record.
 
-The draft's GPU waits for the record that the target's GPU makes of a round, and feeds itself what
-the draft would be told of it: after a hit, the outcome's token and the chain that is verified now,
-whose branches follow; after a miss the token alone, whose pass is the first of the backup. Anything
-else makes the launch void.
+A pass that was launched before its round's outcome was known waits for the record that the target's
+GPU makes of it, and feeds itself what the draft would be told: after a hit, the outcome's token and
+the chain that is verified now, whose branches follow; after a miss the token alone, whose pass is
+the first of the backup. Anything else makes the launch void.
 """
 # mypy: allow-untyped-defs
 
@@ -24,7 +24,9 @@ from models.cuda.overlap import after_previous
 from models.cuda.rounds.constants import (
     ABORT,
     ACCEPTED,
+    FINISHED,
     FLAGS,
+    IDLE,
     READY,
     RECORD_HEAD,
     ROOM,
@@ -34,8 +36,19 @@ from models.cuda.rounds.constants import (
 from models.cuda.rounds.tables import RoundTables
 
 WANTED_WORDS = 4
-"""Of what a launch follows: the record's number (0 = none), committed tokens and prefix hash before
-its outcome."""
+"""What a launch is fed: a mode, a number, committed tokens and prefix hash."""
+
+
+class Mode(IntEnum):
+    """Where the input comes from.
+
+    FOLLOW: from the record of that number; tokens and hash are those before its outcome. GIVEN:
+    from the host, for the leased round of that number; the last committed token is the first fed.
+    """
+
+    LOADED = 0
+    FOLLOW = 1
+    GIVEN = 2
 
 
 class Verdict(IntEnum):
@@ -47,6 +60,7 @@ class Verdict(IntEnum):
 
 
 _VERDICTS = 4
+_FOLLOW, _GIVEN = tl.constexpr(int(Mode.FOLLOW)), tl.constexpr(int(Mode.GIVEN))
 _HIT, _MISS = tl.constexpr(int(Verdict.HIT)), tl.constexpr(int(Verdict.MISS))
 _PER_NUMBER = tl.constexpr(_VERDICTS)
 
@@ -54,6 +68,7 @@ _PER_NUMBER = tl.constexpr(_VERDICTS)
 @triton.jit
 def _follow_kernel(
     wanted,
+    given,
     by_length,
     tokens,
     starts,
@@ -75,8 +90,20 @@ def _follow_kernel(
     PDL: tl.constexpr,
 ):
     after_previous(PDL)
-    number = tl.load(wanted)
-    if number > 0:
+    mode = tl.load(wanted)
+    number = tl.load(wanted + 1)
+    i = tl.arange(0, WIDTH_P)
+    if mode == _GIVEN:
+        words = tl.load(given + i, mask=i < WIDTH, other=-1)
+        count = tl.sum((words >= 0).to(tl.int32), axis=0)
+        tl.store(tokens + i, tl.maximum(words, 0), mask=i < WIDTH)
+        tl.store(starts, tl.load(wanted + 2) - 1)
+        tl.store(counts, count)
+        most = tl.load(by_length + (count - 1) * WIDTH + i, mask=i < WIDTH)
+        tl.store(limits + i, most, mask=i < WIDTH)
+        tl.store(numbers, number)
+        tl.store(hashes, tl.load(wanted + 3))
+    if mode == _FOLLOW:
         record = records + (number % ROUNDS) * max_rows * RECORD
         came = tl.load(record, volatile=True)
         end = came == number
@@ -89,26 +116,26 @@ def _follow_kernel(
             end = (came == number) | called_off | aborted | (spins >= SPINS)
         acquire(DEVICE)
         K: tl.constexpr = WIDTH - 1
-        i = tl.arange(0, WIDTH_P)
         k = tl.load(record + ACCEPTED, volatile=True)
         token = tl.load(record + TOKEN, volatile=True)
         ready = tl.load(record + READY, volatile=True)
         room = tl.load(record + ROOM, volatile=True)
         length = tl.minimum(tl.minimum(ready, room), K)
         following = tl.load(record + RECORD_HEAD + K + i, mask=i < length, other=0, volatile=True)
-        good = (came == number) & (tl.load(record + FLAGS, volatile=True) == 0)
+        over = tl.load(record + FLAGS, volatile=True) & (FINISHED | IDLE)
+        good = (came == number) & (over == 0)
         good = good & (k >= 0) & (k < WIDTH) & (token >= 0) & (token < vocab) & (room > 0)
         bad = tl.sum(((following < 0) | (following >= vocab)).to(tl.int32), axis=0)
         hit = good & (length > 0) & (bad == 0)
         miss = good & (ready == 0)
         length = tl.where(hit, length, 0)
-        h = tl.load(wanted + 2).to(tl.uint64, bitcast=True)
+        h = tl.load(wanted + 3).to(tl.uint64, bitcast=True)
         for j in range(WIDTH):
             said = tl.load(record + RECORD_HEAD + j, mask=j < k, other=0, volatile=True)
             h = tl.where(j <= k, mix_key(h, tl.where(j < k, said, token)), h)
         tl.store(tokens + 1 + i, tl.where(i < length, following, 0), mask=i < K)
         tl.store(tokens, tl.where(good, token, 0))
-        tl.store(starts, tl.load(wanted + 1) + tl.where(good, k, 0))
+        tl.store(starts, tl.load(wanted + 2) + tl.where(good, k, 0))
         tl.store(counts, tl.where(hit | miss, 1 + length, 0).to(tl.int32))
         limit = tl.load(by_length + length * WIDTH + i, mask=i < WIDTH)
         tl.store(limits + i, limit, mask=i < WIDTH)
@@ -127,7 +154,7 @@ class Fed:
 
     Attributes:
         tokens, starts, counts: the glue pass's, int64 [1, K + 1], int64 [1], int32 [1].
-        budgets, limits: of branches, int32 [1], int32 [1, K + 1]; no budget makes no branches.
+        budgets, limits: of branches, int32 [1], int32 [1, K + 1]; without a budget there are none.
         numbers, hashes: the tree's round and prefix hash, int64 [1].
     """
 
@@ -154,16 +181,20 @@ class Follower:
         self._box = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._words: np.ndarray = self._box.numpy()
 
-    def follow(self, wanted: torch.Tensor, options: torch.Tensor, fed: Fed) -> None:
-        """Queue the wait; does nothing if ``wanted`` says so.
+    def feed(
+        self, wanted: torch.Tensor, given: torch.Tensor, options: torch.Tensor, fed: Fed
+    ) -> None:
+        """Queue what makes the input, as ``wanted`` says.
 
         Args:
             wanted: int64 [WANTED_WORDS].
+            given: int64 [K + 1], the tokens to feed, then -1.
             options: int32 [K + 1, K + 1]; row n are the limits for a chain of n tokens.
         """
         tables, width = self._tables, fed.tokens.shape[1]
         _follow_kernel[(1,)](
             wanted,
+            given,
             options,
             fed.tokens,
             fed.starts,
