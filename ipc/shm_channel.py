@@ -60,7 +60,7 @@ class ShmChannel:
             return record
         deadline = time.monotonic() + timeout
         if self._spin_ns and timeout > 0:
-            spin_end = time.monotonic_ns() + self._spin_ns
+            spin_end = time.monotonic_ns() + min(self._spin_ns, int(timeout * 1e9))
             while self._ring.empty() and time.monotonic_ns() < spin_end:
                 pass
         while True:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,14 @@ class StepProfiler:
     A context manager: what has been recorded is written, on a thread of its own, when the steps are
     done, at the latest when it is left. To be made once the model is there, but before ``ready``:
     starting the profiler takes seconds. To be used on one thread.
+
+    Args:
+        before_stop: called before the profiler stops, which waits for all that the GPU has to do.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, before_stop: Callable[[], None] = lambda: None) -> None:
         config = runtime.config.run
+        self._before_stop = before_stop
         self._left = config.torch_profiler
         self._file = log_folder(config.log_dir, runtime.rundir.name) / f"{runtime.name}{SUFFIX}"
         self._log = runtime.log
@@ -57,6 +62,7 @@ class StepProfiler:
     def _stop(self) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
+            self._before_stop()
             profiler.stop()
             self._writer = threading.Thread(target=self._write, args=(profiler,), name="kernels")
             self._writer.start()

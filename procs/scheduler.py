@@ -180,7 +180,7 @@ class _Loop:
             self._reporter.tell()
         following = self._ahead.follow(step, result)
         if following is not None:
-            self._reporter.sent_ns = result.looked_up_ns
+            self._reporter.sent_ns = result.waited_ns or result.looked_up_ns
         return following
 
     def _settle(
@@ -188,14 +188,17 @@ class _Loop:
     ) -> tuple[int, int]:
         """Look outcomes up, if the target has not, and wait for what is worth it; returns when
         they had been looked up and when the wait was over, 0 without one."""
+        waited = result.waited_ns
+        if waited:
+            seconds = (waited - result.looked_up_ns) * 1e-9
+            self._times.depth_wait_seconds += self._times.waited(seconds)
         if result.found:
             for emission, chain, own in zip(emissions, verified, result.found, strict=True):
                 self._planner.settle_found(emission, chain, own.chain, own.entry)
-            return result.looked_up_ns, 0
+            return result.looked_up_ns, waited
         for emission, chain in zip(emissions, verified, strict=True):
             self._planner.settle(emission, chain)
-        queried = time.monotonic_ns()
-        waited = 0
+        queried = result.looked_up_ns or time.monotonic_ns()
         if self._draft is not None and self._planner.drafting:
             live = [emission.request for emission in emissions if not emission.finish]
             for request in live:

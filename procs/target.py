@@ -5,6 +5,7 @@ Takes step plans from the scheduler, runs them, and (rank 0) answers with the ou
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from models.transformer import Transformer
 from procs import channels
 from procs.device_link import FACT, TargetLink
 from procs.device_probe import agree, describe_device
-from procs.placement import Threads, kv_blocks, place, spin_us
+from procs.placement import Threads, kv_blocks, place, sharers, spin_us
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from procs.target_leases import run_lease
@@ -30,6 +31,7 @@ from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.partition import maker
 from ssd_pipe.first_passes import make_first_passes
 from ssd_pipe.hub import resolve
+from ssd_pipe.members import process_name
 from ssd_pipe.sampling.grammar import Grammars
 from ssd_pipe.verification.verifier import Verifier
 
@@ -37,6 +39,13 @@ if TYPE_CHECKING:
     from ssd_pipe.verification.graphed import GraphedSteps
 
 POLL = 0.5  # seconds between looks at the stop flag
+GATE_PATIENCE = 5e-3
+"""Seconds a step that was launched ahead is kept waiting for a plan. One given up costs the next
+step its time, and chains drafted just in time take a millisecond or two."""
+LAUNCH_AHEAD_BYTES = 4_000_000_000
+"""Weights of a target that launches steps before their input is known: a step takes under about a
+millisecond then. What is saved is a tenth of one in each, and one launched in vain costs a whole
+step."""
 HANDOVER_TIMEOUT = 2.0  # seconds; a draft that is later has died or hangs
 
 
@@ -89,9 +98,16 @@ def run(runtime: Runtime) -> None:
         kv_blocks=blocks,
         threads=torch.get_num_threads(),
     )
-    profiler = StepProfiler(runtime)
+    profiler = StepProfiler(runtime, before_stop=verifier.release)
     steps = TargetSteps(
-        runtime, sizes, verifier, plans, results, Threads(runtime, device), profiler
+        runtime,
+        sizes,
+        verifier,
+        plans,
+        results,
+        Threads(runtime, device),
+        profiler,
+        spins=spin_us(device) > 0,
     )
     facts = {
         "vocab_size": sizes.vocab_size,
@@ -105,7 +121,9 @@ def run(runtime: Runtime) -> None:
     try:
         while not runtime.stopping.is_set():
             runtime.alive()
-            plan = plans.recv(POLL)
+            plan = plans.recv(GATE_PATIENCE if verifier.gated else POLL)
+            if plan is None:
+                verifier.release()
             if isinstance(plan, Ahead):
                 continue  # leave that comes after the step has ended is void
             if plan is not None and plan.lease is None:
@@ -151,10 +169,20 @@ def _graphs(
         positions,
         (sizes.k + 1,) if wide else (1,),
         leased=leased,
+        ahead=_launches_ahead(config, model),
     )
     graphs.warm_up()
     make_first_passes(model, kv, config.scheduler.max_batched_tokens, positions, choose=True)
     return graphs
+
+
+def _launches_ahead(config: PipelineConfig, model: Transformer) -> bool:
+    """Whether steps may wait on the GPU for their input: not where a draft needs the same GPU, and
+    not where nothing is launched before what went before is done."""
+    alone = sharers(config, process_name(config, "target"), torch.cuda.device_count()) == 1
+    blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+    small = model.weight_bytes <= LAUNCH_AHEAD_BYTES
+    return alone and small and not blocking and config.target.tp == 1
 
 
 class _Proposals:

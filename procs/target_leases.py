@@ -31,8 +31,8 @@ def run_lease(runtime: Runtime, verifier: Verifier, link: TargetLink, plan: Step
     if lease is None or records is None:
         raise RuntimeError("a lease for a target that cannot take one")
     started = time.monotonic_ns()
-    link.set_clock()
     graph = verifier.begin_lease(plan)
+    link.set_clock()  # after that, for it waits for the GPU
     launched = done = 0
     ended = False
     watch = _Watch(runtime, records)

@@ -5,23 +5,33 @@ from __future__ import annotations
 import time
 import zlib
 
+from msgspec.structs import replace
+
 from ipc.channel import TypedReceiver, TypedSender
-from ipc.messages.target import Ahead, StepPlan, StepResult
+from ipc.messages.target import Ahead, Found, StepPlan, StepResult
 from procs.cache_map import map_cache
 from procs.placement import Threads
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import Dimensions
-from ssd_pipe.engine.ahead import follow_on
+from ssd_pipe.engine.ahead import Growing, follow_on
 from ssd_pipe.engine.partitioned_cache import PartitionedCache
 from ssd_pipe.verification.verifier import Verifier
 
 UNTOLD = 16
 """Steps in a row, begun without waiting, after which their lines go to the log all the same."""
+GROWTH_PATIENCE_NS = 5_000_000
+"""How long a chain is waited for that is not deep enough yet. A draft that takes longer may be in
+trouble, which the scheduler would see."""
 
 
 class TargetSteps:
-    """Runs steps on one rank; ``results`` is None on ranks other than 0."""
+    """Runs steps on one rank.
+
+    Args:
+        results: None on ranks other than 0.
+        spins: there is a core to look with, again and again, for what a cached chain still lacks.
+    """
 
     def __init__(
         self,
@@ -32,6 +42,7 @@ class TargetSteps:
         results: TypedSender[StepResult] | None,
         threads: Threads,
         profiler: StepProfiler,
+        spins: bool = False,
     ) -> None:
         self._runtime = runtime
         self._sizes = sizes
@@ -40,6 +51,7 @@ class TargetSteps:
         self._results = results
         self._threads = threads
         self._profiler = profiler
+        self._spins = spins
         self._cache: PartitionedCache | None = None
         self._next: StepPlan | None = None
         self._leave: Ahead | None = None
@@ -58,10 +70,15 @@ class TargetSteps:
             with self._profiler.step(f"verify {plan.step}"):
                 result = self._execute(plan)
             following, result = self._go_on(plan, result)
-            # A draft waits for the outcome; where there is none, the GPU's next step comes first.
-            first = following is not None and not any(row.chain for row in following.rows)
+            # A draft waits for the outcome; where there is none, the GPU's next step comes first,
+            # and so it does where it is launched and takes but a moment to begin.
+            first = following is not None and (
+                self._verifier.gated or not any(row.chain for row in following.rows)
+            )
             if first:
                 self._queue(following, result)
+            if self._cache is not None:
+                self._cache.reader_waits = False
             if self._results is not None:
                 self._results.send(result)
             if not first:
@@ -78,6 +95,7 @@ class TargetSteps:
         self._queued_ns = 0
         verified = self._verifier.run(plan, lambda: self._meanwhile(plan))
         finished = time.monotonic_ns()
+        started = verified.mailed_ns or started
         return StepResult(plan.step, verified.outcomes, started, verified.forward_ns, finished)
 
     def _queue(self, following: StepPlan | None, result: StepResult) -> None:
@@ -92,7 +110,8 @@ class TargetSteps:
         if not self._begun and self._plans.waiting():
             self._hear()
             leave = self._leave
-            self._begun = leave is not None and self._verifier.go_on(plan, leave)
+            queued = leave is not None and self._verifier.go_on(plan, leave)
+            self._begun = queued and not self._verifier.gated
 
     def _hear(self) -> None:
         """What the scheduler has said; the last of leaves and withdrawals counts."""
@@ -107,34 +126,49 @@ class TargetSteps:
         """The next step, None if it is the scheduler's to plan; the result says so too."""
         if not self._begun:  # else withdrawal comes too late
             self._hear()
-        if self._next is not None:
-            following, self._next, self._begun = self._next, None, False
-            return following, result
         leave = self._leave
-        if leave is None or self._runtime.stopping.is_set():
-            return self._alone(result)
+        if self._next is not None or leave is None or self._runtime.stopping.is_set():
+            return self._planned(result)
         if leave.k and self._cache is None:
             # To give leave, the scheduler has found the draft ready.
             self._cache = map_cache(self._runtime, self._sizes)
         found = follow_on(leave, plan, result.outcomes, self._cache)
-        if found is None:
-            return self._alone(result)
+        looked_up = result.finished_ns if self._begun else time.monotonic_ns()
+        if isinstance(found, Growing) and self._spins:
+            found = self._await(found, plan, result)
+            result = replace(result, looked_up_ns=looked_up, waited_ns=time.monotonic_ns())
+        if found is None or isinstance(found, Growing):
+            return self._planned(result)
         following, chains = found
-        now = result.finished_ns if self._begun else time.monotonic_ns()
-        return following, StepResult(
-            result.step,
-            result.outcomes,
-            result.started_ns,
-            result.forward_ns,
-            result.finished_ns,
-            found=chains,
-            looked_up_ns=now,
-        )
+        return following, replace(result, found=chains, looked_up_ns=looked_up)
 
-    def _alone(self, result: StepResult) -> tuple[None, StepResult]:
-        """The next step is the scheduler's; one that was queued is void."""
-        self._begun = False
-        return None, result
+    def _await(
+        self, growing: Growing, plan: StepPlan, result: StepResult
+    ) -> tuple[StepPlan, list[Found]] | None:
+        """What follows once a chain has grown, None if that is not to be waited for."""
+        leave, cache, stopping = self._leave, self._cache, self._runtime.stopping
+        end = time.monotonic_ns() + GROWTH_PATIENCE_NS
+        while leave is not None and cache is not None and time.monotonic_ns() < end:
+            # The draft need not begin a pass that nobody wants (see its ``last_call``).
+            cache.reader_waits = growing.last
+            while cache.depth_of(growing.slot, growing.entry) == growing.depth:
+                if self._plans.waiting() or stopping.is_set() or time.monotonic_ns() >= end:
+                    break
+            self._hear()
+            leave = self._leave
+            if self._next is not None or leave is None or stopping.is_set():
+                return None
+            found = follow_on(leave, plan, result.outcomes, cache)
+            if not isinstance(found, Growing):
+                return found
+            growing = found
+        return None
+
+    def _planned(self, result: StepResult) -> tuple[StepPlan | None, StepResult]:
+        """The next step is the scheduler's, a plan that has come or is to come; one that takes its
+        tokens from the present one is void."""
+        following, self._next, self._begun = self._next, None, False
+        return following, result
 
     def _tell(self) -> None:
         for plan, result in self._untold:

@@ -104,8 +104,9 @@ class Ahead(msgspec.Struct, frozen=True, tag="ahead", array_like=True):
     goes on; the rows are those of ``after``, in order. Without rows it is withdrawn.
 
     Chains of up to ``k`` tokens come out of the speculation cache: a row that is not in it needs
-    the scheduler, and so does a cached chain of d tokens, with more to come, if bit d of ``waits``
-    is set. With k = 0 the rows decode alone.
+    the scheduler. A cached chain of d tokens, with more to come, is to wait for the next one if bit
+    d of ``waits`` is set; a target that cannot, or has waited too long, leaves that to the
+    scheduler. With k = 0 the rows decode alone.
     """
 
     after: int
@@ -150,8 +151,9 @@ class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
     """What a target step gave. Times are CLOCK_MONOTONIC ns: received, forward done, sampled.
 
     At the end of a lease ``rounds`` is how many of its rounds ran; their outcomes are in the
-    records. ``found``, a row each, says that the next step has begun (see Ahead), and
-    ``looked_up_ns`` since when that is known.
+    records. ``found``, a row each, says that the next step has begun (see Ahead).
+    ``looked_up_ns``: when the outcomes had been looked up, 0 if they were not; ``waited_ns``: when
+    a wait for more of a chain was over, with or without it, 0 if there was none.
     """
 
     step: int
@@ -162,3 +164,4 @@ class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
     rounds: int = 0
     found: list[Found] = []
     looked_up_ns: int = 0
+    waited_ns: int = 0

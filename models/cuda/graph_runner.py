@@ -28,6 +28,7 @@ class GraphRunner:
         hooks: what every graph does besides.
         post: whether graphs post their choices.
         narrow: the successor of a graph is the one of width 1.
+        mail: whether graphs can be launched ahead of their input.
 
     Raises ConfigError if the model's backend is not the CUDA one.
     """
@@ -43,13 +44,14 @@ class GraphRunner:
         hooks: StepHooks | None = None,
         post: bool = False,
         narrow: bool = False,
+        mail: bool = False,
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
         if model.backend.name != "cuda":
             raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
         self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
-        self._post, self._narrow = post, narrow
+        self._post, self._narrow, self._mail = post, narrow, mail
         self._max_rows = max_rows
         self._max_blocks = -(-max_positions // kv.block_size)
         self.pool = pool or GraphPool(options)
@@ -71,8 +73,7 @@ class GraphRunner:
 
     def graph(self, rows: int, width: int, blocks: int) -> StepGraph:
         """The graph for ``rows`` rows of ``width`` tokens, of up to ``blocks`` blocks each."""
-        context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
-        key = (bucket_of(rows, self._max_rows), width, context)
+        key = self._key(rows, width, blocks)
         if key not in self._graphs:
             successor = self.graph(rows, 1, blocks) if self._narrow and width > 1 else None
             self._graphs[key] = StepGraph(
@@ -84,8 +85,18 @@ class GraphRunner:
                 self._hooks,
                 self._post,
                 successor,
+                self._mail,
             )
         return self._graphs[key]
+
+    def serves(self, graph: StepGraph, rows: Sequence[StepRow], width: int) -> bool:
+        """Whether ``graph_of`` gives this graph for ``rows``; makes none."""
+        longest = max(len(row.blocks) for row in rows)
+        return self._graphs.get(self._key(len(rows), width, longest)) is graph
+
+    def _key(self, rows: int, width: int, blocks: int) -> tuple[int, int, int]:
+        context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
+        return bucket_of(rows, self._max_rows), width, context
 
     def close(self) -> None:
         """Destroy the graphs, and what their collectives hold."""

@@ -19,6 +19,7 @@ from models.cuda.candidates import best_scores, following_scores
 from models.cuda.capture import GraphPool
 from models.cuda.head import head_logits
 from models.cuda.inputs import expand_rows
+from models.cuda.mailbox import Mailbox
 from models.cuda.noise import choose
 from models.cuda.posting import Posting
 from models.cuda.staging import Field, Staging
@@ -101,10 +102,12 @@ class StepGraph:
         hooks: StepHooks | None = None,
         post: bool = False,
         successor: StepGraph | None = None,
+        mail: bool = False,
     ) -> None:
         device, vocab = model.backend.device, model.config.vocab_size
         tokens = rows * width
         self.rows, self.width, self.num_blocks = rows, width, num_blocks
+        self._on_gpu = device.type == "cuda"
         self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
         self._staging = Staging(
             [
@@ -119,6 +122,7 @@ class StepGraph:
             device,
         )
         self.inputs = self._staging.tensors
+        self._mailbox = Mailbox(self._staging) if mail else None
 
         def filled(dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(tokens, dtype=dtype, device=device)
@@ -197,6 +201,11 @@ class StepGraph:
 
     def load(self, rows: Sequence[StepRow]) -> None:
         """Queue the copy of inputs for ``launch``. Raises as ``run``."""
+        self._write(rows)
+        self._staging.copy()
+
+    def _write(self, rows: Sequence[StepRow]) -> None:
+        """Rows as the inputs on the host. Raises as ``run``."""
         self._staging.wait()
         host = self._staging.host
         if not 0 < len(rows) <= self.rows:
@@ -220,13 +229,44 @@ class StepGraph:
             greedy = row.temperature < GREEDY_BELOW
             host["factors"][i] = 0.0 if greedy else 1.0 / row.temperature
             host["tables"][i, :blocks] = row.blocks
-        self._staging.copy()
 
     def launch(self) -> StepOutput:
         """Launch on the inputs as they are on the device; does not wait."""
         self._launch()
         self.launches += 1
         return self.output
+
+    def launch_ahead(self) -> None:
+        """Launch on input that is to come; does not wait. ``mail`` must follow before anything
+        else is asked of the stream: nothing that is queued behind runs before it.
+
+        Without a GPU, where nobody could bring it meanwhile, it is launched with its mail. Raises
+        RuntimeError if the graph was not made for that.
+        """
+        mailbox = self._mail_taken()
+        self.launches += 1
+        if self._on_gpu:
+            mailbox.fetch(self.launches)
+            self._launch()
+
+    def mail(self, rows: Sequence[StepRow]) -> None:
+        """The input of the launch made ahead, which is the last one: ``rows``, or none, of which
+        nothing comes. Does not wait. Raises as ``run``; the launch still waits then."""
+        mailbox = self._mail_taken()
+        if rows:
+            self._write(rows)
+        else:
+            self._staging.wait()
+            self._staging.host["counts"].fill(0)
+        mailbox.send(self.launches)
+        if not self._on_gpu:
+            mailbox.fetch(self.launches)
+            self._launch()
+
+    def _mail_taken(self) -> Mailbox:
+        if self._mailbox is None:
+            raise RuntimeError("a launch ahead on a graph that takes no mail")
+        return self._mailbox
 
     def go_on(self, held: Sequence[int], more: Sequence[Sequence[int]] = ()) -> StepGraph | None:
         """Queue the step after the last one launched, of the token that one chooses for each row;

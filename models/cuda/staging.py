@@ -25,6 +25,7 @@ class Staging:
     Attributes:
         host: numpy views to write inputs to. They may be written again once ``wait`` returned.
         tensors: the device's, at fixed addresses.
+        host_words, words: int64 [n], all of the host's and of the device's bytes.
     """
 
     def __init__(self, fields: Sequence[Field], device: torch.device) -> None:
@@ -37,6 +38,8 @@ class Staging:
         self._bytes = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
         self._device_bytes = torch.zeros(size, dtype=torch.uint8, device=device)
         self._copied = torch.cuda.Event() if pinned else None
+        self.host_words: np.ndarray = self._bytes.view(torch.int64).numpy()
+        self.words = self._device_bytes.view(torch.int64)
         self.host: dict[str, np.ndarray] = {}
         self.tensors: dict[str, torch.Tensor] = {}
         self._pairs = {"": (self._device_bytes, self._bytes)}

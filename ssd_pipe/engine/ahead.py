@@ -4,7 +4,8 @@ While a step runs, the scheduler gives leave for the one after it (``messages.Ah
 ends each row, how long chains may be. When the target knows the step's outcomes it looks them up in
 the speculation cache, and if every row goes on with a chain it needs nobody: the next verification
 starts at once, and the scheduler commits the last one meanwhile. Where the rows decode alone there
-is not even anything to look up. Otherwise the leave is void, and the next step is planned as ever.
+is not even anything to look up. A chain that is to grow first may be waited for where that costs
+nobody anything. Otherwise the leave is void, and the next step is planned as ever.
 
 Pure, like the scheduler. ``Aheads`` is its side, ``follow_on`` the target's.
 """
@@ -12,6 +13,7 @@ Pure, like the scheduler. ``Aheads`` is its side, ``follow_on`` the target's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ipc.messages.target import Ahead, Found, RowAhead, RowOutcome, StepPlan, StepRow
 from ssd_pipe.config import SpeculationSection
@@ -21,6 +23,21 @@ from ssd_pipe.engine.request import Request
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import Scheduler
 from ssd_pipe.engine.step import Step
+
+
+class Growing(NamedTuple):
+    """The next step follows once a cached chain has more tokens than it has now.
+
+    Attributes:
+        slot, entry: the chain.
+        depth: tokens it has.
+        last: one more is enough, although the draft would go on.
+    """
+
+    slot: int
+    entry: int
+    depth: int
+    last: bool
 
 
 class Aheads:
@@ -59,7 +76,8 @@ class Aheads:
             blocks = request.table.blocks[request.announced :]
             stops = list(request.stop_ids)
             rows.append(RowAhead(request.prefix_hash, request.room, stops, blocks))
-        waits = planner.pace.lease_waits(k, len(requests)) if k else 0
+        # In a batch no row makes others wait.
+        waits = planner.pace.lease_waits(k, 1) if k and len(requests) == 1 else 0
         return Ahead(step.number, k, waits, rows)
 
     def follow(self, step: Step, leave: Ahead) -> Step:
@@ -78,12 +96,16 @@ class Aheads:
 
 def follow_on(
     leave: Ahead, plan: StepPlan, outcomes: Sequence[RowOutcome], cache: PartitionedCache | None
-) -> tuple[StepPlan, list[Found]] | None:
-    """The step after ``plan``, which gave ``outcomes``, and the chains it verifies; None if it is
-    the scheduler's to plan. Without a ``cache``, rows that need a chain are."""
+) -> tuple[StepPlan, list[Found]] | Growing | None:
+    """The step after ``plan``, which gave ``outcomes``, and the chains it verifies.
+
+    Growing if a chain is worth a wait; None if the step is the scheduler's to plan. Without a
+    ``cache``, rows that need a chain are.
+    """
     if leave.after != plan.step or not len(leave.rows) == len(plan.rows) == len(outcomes):
         return None
     rows, found = [], []
+    growing = None
     for own, row, outcome in zip(leave.rows, plan.rows, outcomes, strict=True):
         accepted = outcome.accepted
         first = len(row.tokens) - row.chain
@@ -98,10 +120,14 @@ def follow_on(
             if cache is None or room < 1:
                 return None
             hit = cache.lookup(row.slot, own.prefix_hash, accepted, outcome.token)
-            if hit is None or not hit.tokens:
+            if hit is None:
                 return None
-            waits = leave.waits >> hit.depth & 1
-            if waits and hit.depth < cache.goal_of(row.slot, hit.entry):
+            goal = min(room, cache.goal_of(row.slot, hit.entry))
+            if hit.depth < goal and leave.waits >> hit.depth & 1:
+                more = hit.depth + 1
+                last = more < goal and not leave.waits >> more & 1
+                growing = Growing(row.slot, hit.entry, hit.depth, last)
+            elif not hit.tokens:
                 return None
             chain, entry = hit.tokens[:room], hit.entry
         rows.append(
@@ -115,4 +141,6 @@ def follow_on(
             )
         )
         found.append(Found(chain, entry))
+    if growing is not None:
+        return growing
     return StepPlan(plan.step + 1, rows, alone=plan.alone), found

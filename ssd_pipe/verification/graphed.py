@@ -38,6 +38,7 @@ class GraphedSteps:
         max_positions: most positions of a sequence.
         widths: tokens a row may be padded to, rising.
         leased: lets rounds run without the host, None = not here.
+        ahead: steps may be launched before their input is known (see ``launch_ahead``).
     """
 
     def __init__(
@@ -49,9 +50,19 @@ class GraphedSteps:
         widths: Sequence[int],
         options: GraphOptions | None = None,
         leased: LeasedRounds | None = None,
+        ahead: bool = False,
     ) -> None:
+        # Kernels launched one by one could fill the GPU's queue behind the one that waits.
+        self._ahead = ahead and widths[-1] > 1 and not (options and options.enforce_eager)
         self._runner = GraphRunner(
-            model, kv, max_rows, max_positions, hooks=leased, post=True, options=options
+            model,
+            kv,
+            max_rows,
+            max_positions,
+            hooks=leased,
+            post=True,
+            mail=self._ahead,
+            options=options,
         )
         self._device, self._block_size = model.backend.device, kv.block_size
         self._leased = leased
@@ -60,6 +71,7 @@ class GraphedSteps:
         self._graph: StepGraph | None = None
         self._number = 0  # of the launch that is the present step
         self._queued: tuple[StepGraph, int] | None = None  # the step after it, if it is queued
+        self._gated: StepGraph | None = None  # the last launch of which waits for its input
 
     def warm_up(self) -> None:
         """Make the graphs that steps can need."""
@@ -67,6 +79,7 @@ class GraphedSteps:
 
     def close(self) -> None:
         """Destroy the graphs. No step may follow."""
+        self.settle([])
         self._graph = self._queued = None
         self._runner.close()
 
@@ -77,10 +90,15 @@ class GraphedSteps:
     def run(self, rows: Sequence[Row]) -> None:
         """Queue a step of rows that ``takes`` likes; one that was queued ahead is void."""
         steps = _step_rows(rows)
-        longest = max(len(step.tokens) for step in steps)
-        width = next(w for w in self._widths if w >= longest)
-        graph = self._runner.graph_of(steps, width)
+        graph = self._runner.graph_of(steps, self._width(steps))
         graph.run(steps)
+        self._begin(rows, graph)
+
+    def _width(self, steps: Sequence[StepRow]) -> int:
+        longest = max(len(step.tokens) for step in steps)
+        return next(w for w in self._widths if w >= longest)
+
+    def _begin(self, rows: Sequence[Row], graph: StepGraph) -> None:
         self._rows, self._graph, self._number = list(rows), graph, graph.launches
         self._queued = None
 
@@ -92,7 +110,7 @@ class GraphedSteps:
         overwritten unread, and only those: whatever comes next is launched after ``choices``.
         """
         graph = self._graph
-        if graph is None or self._queued is not None:
+        if graph is None or self._queued is not None or self._gated is not None:
             return False
         held = [len(blocks) for blocks, _, _ in self._rows]
         for (_, _, row), count, blocks in zip(self._rows, held, more, strict=True):
@@ -110,6 +128,42 @@ class GraphedSteps:
             raise RuntimeError("no step was queued ahead")
         (self._graph, self._number), self._queued = self._queued, None
         self._rows = list(rows)
+
+    @property
+    def gated(self) -> bool:
+        """Whether a step waits on the GPU for its input. Nothing may be asked of the GPU then but
+        ``choices`` and ``settle``: it would not be done."""
+        return self._gated is not None
+
+    def launch_ahead(self, more: Sequence[Sequence[int]]) -> bool:
+        """Queue the step after the present one, of as many tokens as a row can have, before its
+        rows are known; ``settle`` must follow. False, and nothing is queued, if that cannot be.
+
+        ``more``: blocks by row, beyond those it has.
+        """
+        if not self._ahead or self._graph is None or self._queued is not None or self.gated:
+            return False
+        held = [len(blocks) for blocks, _, _ in self._rows]
+        longest = max(n + len(m) for n, m in zip(held, more, strict=True))
+        graph = self._runner.graph(len(held), self._widths[-1], longest)
+        self._gated = graph  # whatever goes wrong, its mail is sent
+        graph.launch_ahead()
+        return True
+
+    def settle(self, rows: Sequence[Row]) -> bool:
+        """Give a step that waits for its input ``rows``, if ``run`` would choose its graph for
+        them, and make it the present one; void it otherwise, as without rows. Returns whether it
+        got them. Nothing waits afterwards."""
+        graph = self._gated
+        if graph is None:
+            return False
+        steps = _step_rows(rows)
+        taken = bool(steps) and self._runner.serves(graph, steps, self._width(steps))
+        graph.mail(steps if taken else [])
+        self._gated = None
+        if taken:
+            self._begin(rows, graph)
+        return taken
 
     def begin_lease(self, rows: Sequence[Row], lease: Lease) -> StepGraph:
         """The graph whose launches are the rounds of a lease, its first input on the way.
@@ -167,6 +221,8 @@ class GraphedSteps:
         queued since."""
         if self._graph is None:
             raise RuntimeError("no step has run")
+        if self.gated:
+            raise RuntimeError("logits behind a step that waits for its input")
         logits = self._graph.output.logits
         parts = []
         for i in wanted:

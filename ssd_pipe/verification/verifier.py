@@ -54,10 +54,14 @@ class SlotState:
 @dataclass(slots=True)
 class Verified:
     """Outcomes of the sampled rows, in the plan's order, and when the layers were through (ns);
-    the head is part of the choice of tokens where that is fused."""
+    the head is part of the choice of tokens where that is fused.
+
+    ``mailed_ns``: when a step that was launched ahead got its input, 0 for any other.
+    """
 
     outcomes: list[RowOutcome]
     forward_ns: int
+    mailed_ns: int = 0
 
 
 class Verifier:
@@ -83,6 +87,7 @@ class Verifier:
         self._steps = steps
         self._slots: dict[int, SlotState] = {}
         self._queued: StepPlan | None = None
+        self._mailed_ns = 0  # see Verified
 
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> Verified:
         """Execute one plan. Returns no outcomes on ranks other than 0.
@@ -92,9 +97,11 @@ class Verifier:
         queued, self._queued = self._queued, None
         if queued is plan and self._steps is not None:
             return self._judge_graphed(self._steps, plan.rows, meanwhile)
-        self._take_up(plan)
+        begun = self._take_up(plan)
         if self._steps is None:
             return self._run_eager(plan.rows)
+        if begun:
+            return self._judge_graphed(self._steps, plan.rows, meanwhile)
         short = [row for row in plan.rows if self._steps.takes(row)]
         long = [row for row in plan.rows if not self._steps.takes(row)]
         if not short:
@@ -117,31 +124,45 @@ class Verifier:
         steps = self._steps
         if steps is None or not all(map(steps.takes, plan.rows)):
             return False
-        self._take_up(plan)
-        rows = self._given(plan.rows)
-        if begun:
-            steps.take_over(rows)
-        else:
-            steps.run(rows)
+        if not self._take_up(plan):
+            rows = self._given(plan.rows)
+            if begun:
+                steps.take_over(rows)
+            else:
+                steps.run(rows)
         self._queued = plan
         return True
 
     def go_on(self, plan: StepPlan, leave: Ahead) -> bool:
         """Queue the step after ``plan``, which is running, under ``leave`` and before its outcomes
-        are known; whether that could be. Every row must be one that decodes alone.
+        are known; whether that could be. No row may need more than its choices, or be sure to end.
 
-        A row that ends after all leaves a position of KV behind that belongs to no sequence.
+        Where the rows decode alone, the step takes its tokens from the one before; one that ends
+        after all leaves a position of KV behind that belongs to no sequence. A step of chains waits
+        on the GPU for its input: the next plan's, if it can be that step, or ``release``.
         """
         steps = self._steps
-        if steps is None or self._rule != "shared_noise" or leave.k or leave.after != plan.step:
+        if steps is None or self._rule != "shared_noise" or leave.after != plan.step:
             return False
-        if len(leave.rows) != len(plan.rows):
+        if len(leave.rows) != len(plan.rows) or (leave.k and self._model.tp.size > 1):
             return False
         for row, own in zip(plan.rows, leave.rows, strict=True):
-            alone = row.sample and not row.chain and self._slots[row.slot].plain
-            if not alone or own.left < 2:
+            if not row.sample or not self._slots[row.slot].plain or (row.chain and not leave.k):
                 return False
-        return steps.go_on([own.blocks for own in leave.rows])
+            if own.left < row.chain + (3 if leave.k else 2):  # of a chain, one token at least
+                return False
+        more = [own.blocks for own in leave.rows]
+        return steps.launch_ahead(more) if leave.k else steps.go_on(more)
+
+    @property
+    def gated(self) -> bool:
+        """Whether a step waits on the GPU for its input, and everything else behind it."""
+        return self._steps is not None and self._steps.gated
+
+    def release(self) -> None:
+        """Void a step that waits for its input, if there is one."""
+        if self._steps is not None:
+            self._steps.settle([])
 
     def close(self) -> None:
         """Give up what a tensor-parallel group must outlive. No plan may follow."""
@@ -163,8 +184,12 @@ class Verifier:
         if self._steps is not None:
             self._steps.end_lease()
 
-    def _take_up(self, plan: StepPlan) -> None:
-        """Take in what a plan says of the sequences."""
+    def _take_up(self, plan: StepPlan) -> bool:
+        """Take in what a plan says of the sequences; whether its step has begun.
+
+        It has if one that waited for its input could be this one. Otherwise that is void. Every
+        plan comes by here first, so that nothing is ever queued behind a step that waits.
+        """
         for slot in plan.drop:
             self._slots.pop(slot, None)
         for start in plan.begin:
@@ -174,6 +199,15 @@ class Verifier:
             state.blocks.extend(row.blocks)
             if state.tracked is not None:
                 state.tracked.feed(row.start, row.tokens, row.chain)
+        self._mailed_ns = 0
+        steps = self._steps
+        if steps is None or not steps.gated:
+            return False
+        whole = plan.lease is None and all(map(steps.takes, plan.rows))
+        begun = steps.settle(self._given(plan.rows) if whole else [])
+        if begun:
+            self._mailed_ns = time.monotonic_ns()
+        return begun
 
     def _run_eager(self, rows: list[StepRow]) -> Verified:
         inputs = [
@@ -215,7 +249,7 @@ class Verifier:
             else:
                 chain = row.tokens[len(row.tokens) - row.chain :]
                 outcomes.append(RowOutcome(*shared_noise.accept_chain(choices[i], chain)))
-        return Verified(outcomes, forward_ns)
+        return Verified(outcomes, forward_ns, self._mailed_ns)
 
     def _begin(self, start: SeqStart) -> SlotState:
         processors = start.key.processors

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipc.messages.sampling import NoiseKey
-from ipc.messages.target import Ahead, RowAhead, RowOutcome, StepPlan, StepRow
+from ipc.messages.target import Ahead, Found, RowAhead, RowOutcome, StepPlan, StepRow
 from ssd_pipe.config import SpeculationSection
-from ssd_pipe.engine.ahead import Aheads, follow_on
+from ssd_pipe.engine.ahead import Aheads, Growing, follow_on
 from ssd_pipe.engine.effort import OFF
 from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
@@ -55,6 +55,8 @@ class AheadSide(Side):
         found = None
         if leave is not None and rng.random() > 0.1:
             found = follow_on(leave, plan, outcomes, self.planner.cached._cache)
+        if isinstance(found, Growing):  # nobody waits here
+            found = None
         slots = [row.request.slot for row in step.sampled]
         emissions = self.scheduler.apply(step, outcomes)
         for i, (slot, emission) in enumerate(zip(slots, emissions, strict=True)):
@@ -193,21 +195,28 @@ def leave(**more: Any) -> Ahead:
     return Ahead(**{"after": 3, "k": K, "rows": [RowAhead(**row)]} | more)
 
 
-def test_the_next_step_follows_from_the_outcome() -> None:
-    found = follow_on(leave(), PLAN, [RowOutcome(1, 7)], cached(2, 2))
+def followed(
+    leave: Ahead, outcome: RowOutcome, cache: PartitionedCache | None
+) -> tuple[StepPlan, list[Found]]:
+    """The next step, which must be there."""
+    found = follow_on(leave, PLAN, [outcome], cache)
     assert found is not None
+    assert not isinstance(found, Growing)
+    return found
+
+
+def test_the_next_step_follows_from_the_outcome() -> None:
+    found = followed(leave(), RowOutcome(1, 7), cached(2, 2))
     assert found[0] == StepPlan(4, [StepRow(0, 22, [7, 11, 12], 2, True, [33])])
     assert found[1][0].chain == [11, 12]
-    alone = follow_on(leave(k=0), PLAN, [RowOutcome(0, 7)], None)
-    assert alone is not None
+    alone = followed(leave(k=0), RowOutcome(0, 7), None)
     assert alone[0].rows[0] == StepRow(0, 21, [7], 0, True, [33])
     assert alone[1][0].entry == -1
 
 
 def test_chains_are_cut_to_what_is_left() -> None:
     for left, expected in ((4, [11]), (5, [11, 12])):
-        found = follow_on(leave(row={"left": left}), PLAN, [RowOutcome(1, 7)], cached(2, 2))
-        assert found is not None
+        found = followed(leave(row={"left": left}), RowOutcome(1, 7), cached(2, 2))
         assert found[1][0].chain == expected
 
 
@@ -219,7 +228,6 @@ def test_chains_are_cut_to_what_is_left() -> None:
         (leave(), RowOutcome(0, 7), cached(2, 2)),  # a miss
         (leave(), RowOutcome(1, 7), cached(0, 2)),  # nothing of it is ready
         (leave(), RowOutcome(1, 7), None),
-        (leave(waits=0b10), RowOutcome(1, 7), cached(1, 2)),  # worth a wait
         (leave(row={"stop_ids": [7]}), RowOutcome(1, 7), cached(2, 2)),
         (leave(row={"stop_ids": [6]}), RowOutcome(1, 7), cached(2, 2)),  # within the chain
         (leave(row={"left": 2}), RowOutcome(1, 7), cached(2, 2)),
@@ -233,6 +241,42 @@ def test_what_needs_the_scheduler(
     assert follow_on(given, PLAN, [outcome], cache) is None
 
 
-def test_a_chain_that_will_not_grow_waits_for_nothing() -> None:
-    assert follow_on(leave(waits=0b10), PLAN, [RowOutcome(1, 7)], cached(1, 1)) is not None
-    assert follow_on(leave(waits=0b100), PLAN, [RowOutcome(1, 7)], cached(1, 2)) is not None
+@pytest.mark.parametrize(
+    ("waits", "depth", "goal", "last"),
+    [
+        (0b1, 0, 1, False),  # the draft ends there by itself
+        (0b1, 0, 3, True),
+        (0b11, 0, 3, False),
+        (0b10, 1, 3, True),
+        (0b10, 1, 2, False),
+    ],
+)
+def test_a_chain_that_is_worth_a_wait_is_not_there_yet(
+    waits: int, depth: int, goal: int, last: bool
+) -> None:
+    found = follow_on(leave(waits=waits), PLAN, [RowOutcome(1, 7)], cached(depth, goal))
+    assert found == Growing(slot=0, entry=0, depth=depth, last=last)
+
+
+def test_a_chain_that_will_not_grow_or_is_long_enough_waits_for_nothing() -> None:
+    assert followed(leave(waits=0b10), RowOutcome(1, 7), cached(1, 1))
+    assert followed(leave(waits=0b100), RowOutcome(1, 7), cached(1, 2))
+    short = followed(leave(waits=0b10, row={"left": 4}), RowOutcome(1, 7), cached(1, 2))
+    assert short[1][0].chain == [11]  # there is room for no more
+
+
+def test_no_row_waits_where_another_needs_the_scheduler() -> None:
+    rows = [PLAN.rows[0], StepRow(0, 20, [4], 0, True, [])]
+    own = leave().rows[0]
+    both = leave(waits=1, rows=[own, own])
+    outcomes = [RowOutcome(1, 7), RowOutcome(0, 9)]
+    assert follow_on(both, StepPlan(3, rows), outcomes, cached(0, 2)) is None
+
+
+@pytest.mark.parametrize(("count", "waits"), [(1, True), (2, False)])
+def test_in_a_batch_no_row_makes_others_wait(count: int, waits: bool) -> None:
+    side = AheadSide(World(5), 90)
+    prefilled(side, *(request_of(rid, [1], 40) for rid in range(count)))
+    given = offered(side)
+    assert given is not None
+    assert bool(given.waits & 1) is waits

@@ -164,8 +164,8 @@ WIRE: list[tuple[Any, Any]] = [
         ],
     ),
     (
-        StepResult(7, [RowOutcome(1, 6)], 10, 20, 30, found=[Found([4], 2)], looked_up_ns=40),
-        ["result", 7, [[1, 6, [], ""]], 10, 20, 30, 0, [[[4], 2]], 40],
+        StepResult(7, [RowOutcome(1, 6)], 10, 20, 30, 0, [Found([4], 2)], 40, 50),
+        ["result", 7, [[1, 6, [], ""]], 10, 20, 30, 0, [[[4], 2]], 40, 50],
     ),
     (
         Ahead(7, 5, 3, [RowAhead(2**64 - 1, 20, [2], [3])]),

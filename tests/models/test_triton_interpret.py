@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-CASES = ("triton_cases.py", "first_token_cases.py", "leased_cases.py")
+CASES = ("triton_cases.py", "first_token_cases.py", "leased_cases.py", "gated_cases.py")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -61,7 +61,8 @@ class LocalPipeline:
     Draft worker ``late`` never gets beyond its glue pass.
 
     There are as many draft workers as ``config`` says, each with a model, blocks and trunks of its
-    own; ``speculator`` and ``draft_blocks`` are the first one's.
+    own; ``speculator`` and ``draft_blocks`` are the first one's. With a ``draft_backend`` of their
+    own they use no ``graphs``.
     """
 
     def __init__(
@@ -78,10 +79,12 @@ class LocalPipeline:
         backend: str | Backend = "reference",
         grammars: Grammars | None = None,
         graphs: bool = False,
+        ahead: bool = False,
         leased: LeasedRounds | None = None,
         publisher: TreeHooks | None = None,
         follower: Follower | None = None,
         draft_dtype: str = "auto",
+        draft_backend: str | Backend = "",
     ) -> None:
         spec, size = config.speculation, config.cache.block_size
         slots = config.scheduler.max_num_seqs
@@ -96,7 +99,7 @@ class LocalPipeline:
             from ssd_pipe.verification.graphed import GraphedSteps
 
             widths = (1 if mode == "ar" else spec.k + 1,)
-            steps = GraphedSteps(model, kv, slots, limit, widths, leased=leased)
+            steps = GraphedSteps(model, kv, slots, limit, widths, leased=leased, ahead=ahead)
         self.verifier = Verifier(model, kv, size, spec.rule, self.handover.take, grammars, steps)
         self.speculator: Speculator | None = None
         self.speculators: list[Speculator] = []
@@ -109,9 +112,11 @@ class LocalPipeline:
             for worker in range(workers):
                 share = Share(worker, workers)
                 part = make_part(memory, *shape, share)
-                draft_model = load_model(draft, dtype=draft_dtype, backend=backend)
+                apart = draft_backend or backend
+                draft_model = load_model(draft, dtype=draft_dtype, backend=apart)
+                made = graphs and not draft_backend
                 self._add_draft(
-                    draft_model, part, share, blocks, graphs, grammars, publisher, follower
+                    draft_model, part, share, blocks, made, grammars, publisher, follower
                 )
             cache = PartitionedCache(memory, *shape, workers)
             self.speculator, self.draft_blocks = self.speculators[0], self.all_draft_blocks[0]

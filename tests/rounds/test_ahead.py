@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ipc.messages.sampling import NoiseKey, Processors
-from ipc.messages.target import StepPlan
-from ssd_pipe.engine.ahead import Aheads, follow_on
+from ipc.messages.target import Ahead, RowOutcome, StepPlan
+from ssd_pipe.engine.ahead import Aheads, Growing, follow_on
 from ssd_pipe.engine.step import Step
 from tests.rounds.local_pipeline import LocalPipeline
 from tests.rounds.test_rounds import KEYS, TOKENS, expected, prompts
@@ -48,8 +48,10 @@ class AheadPipeline(LocalPipeline):
 
     def _one(self, step: Step, plan: StepPlan) -> tuple[Step | None, StepPlan]:
         leave = self.aheads.offer(step)
-        outcomes = self.verifier.run(plan).outcomes
+        outcomes = self._verify(plan, leave)
         found = None if leave is None else follow_on(leave, plan, outcomes, self.cache)
+        if isinstance(found, Growing):  # nobody waits here
+            found = None
         chains = {r.request.slot: len(r.request.chain) for r in step.decoding}
         slots = [r.request.slot for r in step.sampled]
         for i, emission in enumerate(self.scheduler.apply(step, outcomes)):
@@ -68,6 +70,9 @@ class AheadPipeline(LocalPipeline):
         self._speculate(following)
         self.begun += 1
         return following, found[0]
+
+    def _verify(self, plan: StepPlan, leave: Ahead | None) -> list[RowOutcome]:
+        return self.verifier.run(plan).outcomes
 
 
 @pytest.mark.parametrize("name", KEYS)
