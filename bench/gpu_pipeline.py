@@ -30,7 +30,7 @@ from bench.rows import Row, add_comparisons, make_row
 from bench.transformers_engine import TransformersEngine
 from models.config import ModelConfig
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.config_load import load
+from ssd_pipe.config_load import load, parse_set
 from ssd_pipe.errors import SsdPipeError
 from ssd_pipe.hub import resolve
 from ssd_pipe.params import SamplingParams
@@ -143,6 +143,7 @@ def config_of(pair: str, engine: str, args: argparse.Namespace) -> PipelineConfi
         overrides["speculation.synthetic_acceptance"] = replay.setting
         overrides["speculation.synthetic_hit_rate"] = replay.hit_rate
         overrides["speculation.allocation"] = "uniform"
+    overrides |= dict(parse_set(text) for text in args.set)
     return load(None, overrides)
 
 
@@ -261,6 +262,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--target-device", default="cuda:0", help="'cuda' with --tp")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks of the target")
     parser.add_argument("--draft-device", default="cuda:1")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting of our engines, repeatable",
+    )
     parser.add_argument("--shm-dir", default="/dev/shm")
     parser.add_argument("--log-dir", type=Path, default=Path(gettempdir()) / "ssd-gpu-pipeline")
     parser.add_argument("--output", type=Path, default=Path("bench/results/gpu_pipeline.json"))

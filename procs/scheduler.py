@@ -189,9 +189,7 @@ class _Loop:
         """Look outcomes up, if the target has not, and wait for what is worth it; returns when
         they had been looked up and when the wait was over, 0 without one."""
         waited = result.waited_ns
-        if waited:
-            seconds = (waited - result.looked_up_ns) * 1e-9
-            self._times.depth_wait_seconds += self._times.waited(seconds)
+        self._times.target_waited(result)
         if result.found:
             for emission, chain, own in zip(emissions, verified, result.found, strict=True):
                 self._planner.settle_found(emission, chain, own.chain, own.entry)

@@ -20,6 +20,7 @@ from bench.gpu_table.parts import PARTS
 from bench.gpu_table.rows import ROWS, Line, judge
 from bench.gpu_table.run import Content, choose, measure, missing, opened
 from bench.results import write
+from ssd_pipe.config_load import parse_set
 from ssd_pipe.errors import ConfigError, ResourceError
 
 WIDTH = 400  # columns where no terminal says: no row of the table is broken
@@ -38,7 +39,11 @@ def main(given: Sequence[str]) -> int:
         return 0
     left_out = choose(PARTS, ROWS, args.only, args.skip_large)
     content = opened(args.output) if args.resume else Content()
-    wanted = [part for part in PARTS if part.name not in {*left_out, *content.good}]
+    wanted = [
+        part.with_settings(args.set)
+        for part in PARTS
+        if part.name not in {*left_out, *content.good}
+    ]
 
     def save() -> None:
         content.lines = judge(ROWS, content.parts, left_out)
@@ -120,10 +125,19 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     add("--skip-large", action="store_true", help="without the 32B and 70B shapes")
     add("--minutes", type=float, default=0.0, help="begin no part that would take longer [no end]")
     add("--resume", action="store_true", help="keep those parts of --output that ended well")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting of the pipelines, repeatable",
+    )
     add("--list", action="store_true", help="print parts, usual times, rows and commands; run none")
     add("--log-dir", type=Path, default=Path(gettempdir()) / "ssd-gpu-table")
     add("--output", type=Path, default=Path("bench/results/gpu-table.json"))
     args = parser.parse_args(given)
     if args.minutes < 0:
         raise ConfigError("--minutes", f"must be at least 0, got {args.minutes:g}")
+    for text in args.set:
+        parse_set(text)
     return args

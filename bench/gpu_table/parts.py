@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ssd_pipe.errors import ResourceError
 
 GRACE = 30.0  # seconds for an interrupted part to end its pipelines
 MAX_REASON = 300  # characters
+PIPELINES = "bench.gpu_pipeline"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     gpus: int = 2
     large: bool = False
+
+    def with_settings(self, settings: Sequence[str]) -> Part:
+        """The same with ``--set`` for each, if it runs pipelines."""
+        if PIPELINES not in self.command:
+            return self
+        given = [word for setting in settings for word in ("--set", setting)]
+        return msgspec.structs.replace(self, command=(*self.command, *given))
 
 
 class Outcome(msgspec.Struct, kw_only=True):
@@ -63,7 +72,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 def _pipeline(
     name: str, seconds: float, pair: str, engines: str, *more: str, large: bool = False
 ) -> Part:
-    command = ("-m", "bench.gpu_pipeline", "--pair", pair, "--engines", *engines.split(), *more)
+    command = ("-m", PIPELINES, "--pair", pair, "--engines", *engines.split(), *more)
     return Part(name=name, command=command, seconds=seconds, large=large)
 
 

@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ipc.messages.sampling import GREEDY_BELOW
 from models.cuda.candidates import best_scores, following_scores
 from models.cuda.capture import GraphPool
 from models.cuda.head import head_logits
@@ -22,7 +21,7 @@ from models.cuda.inputs import expand_rows
 from models.cuda.mailbox import Mailbox
 from models.cuda.noise import choose
 from models.cuda.posting import Posting
-from models.cuda.staging import Field, Staging
+from models.cuda.step_inputs import StepInputs
 from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
 from models.kv_cache import KVCache
 from models.transformer import Transformer
@@ -109,18 +108,7 @@ class StepGraph:
         self.rows, self.width, self.num_blocks = rows, width, num_blocks
         self._on_gpu = device.type == "cuda"
         self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
-        self._staging = Staging(
-            [
-                Field("tokens", (rows, width), torch.int64),
-                Field("streams", (rows, width), torch.int64),
-                Field("starts", (rows,), torch.int64),
-                Field("seeds", (rows,), torch.int64),
-                Field("counts", (rows,), torch.int32),
-                Field("factors", (rows,), torch.float32),
-                Field("tables", (rows, num_blocks), torch.int32),
-            ],
-            device,
-        )
+        self._staging = StepInputs(rows, width, num_blocks, kv.block_size, device)
         self.inputs = self._staging.tensors
         self._mailbox = Mailbox(self._staging) if mail else None
 
@@ -153,6 +141,10 @@ class StepGraph:
         self._successor = successor
         self._launch = pool.capture(self._step, device)
         self.launches = 0
+        if mail and self._on_gpu:
+            # The first launch uploads the graph, which must not wait behind one that waits.
+            self._launch()
+            torch.cuda.synchronize(device)
         if self.posting is not None:
             self.posting.begin()
 
@@ -201,34 +193,8 @@ class StepGraph:
 
     def load(self, rows: Sequence[StepRow]) -> None:
         """Queue the copy of inputs for ``launch``. Raises as ``run``."""
-        self._write(rows)
+        self._staging.write(rows)
         self._staging.copy()
-
-    def _write(self, rows: Sequence[StepRow]) -> None:
-        """Rows as the inputs on the host. Raises as ``run``."""
-        self._staging.wait()
-        host = self._staging.host
-        if not 0 < len(rows) <= self.rows:
-            raise ValueError(f"{len(rows)} rows in a graph of {self.rows}")
-        host["counts"][len(rows) :] = 0
-        for i, row in enumerate(rows):
-            count, blocks = len(row.tokens), len(row.blocks)
-            if not 0 < count <= self.width or blocks > self.num_blocks:
-                raise ValueError(
-                    f"row {i}: {count} tokens and {blocks} blocks in a graph of {self.width} "
-                    f"tokens and {self.num_blocks} blocks"
-                )
-            if row.start + count > blocks * self._kv.block_size:
-                raise ValueError(f"row {i}: {blocks} blocks do not hold its tokens")
-            host["tokens"][i, :count] = row.tokens
-            host["tokens"][i, count:] = 0
-            host["streams"][i, :count] = row.streams
-            host["starts"][i] = row.start
-            host["seeds"].view(np.uint64)[i] = row.seed
-            host["counts"][i] = count
-            greedy = row.temperature < GREEDY_BELOW
-            host["factors"][i] = 0.0 if greedy else 1.0 / row.temperature
-            host["tables"][i, :blocks] = row.blocks
 
     def launch(self) -> StepOutput:
         """Launch on the inputs as they are on the device; does not wait."""
@@ -254,10 +220,9 @@ class StepGraph:
         nothing comes. Does not wait. Raises as ``run``; the launch still waits then."""
         mailbox = self._mail_taken()
         if rows:
-            self._write(rows)
+            self._staging.write(rows)
         else:
-            self._staging.wait()
-            self._staging.host["counts"].fill(0)
+            self._staging.write_none()
         mailbox.send(self.launches)
         if not self._on_gpu:
             mailbox.fetch(self.launches)

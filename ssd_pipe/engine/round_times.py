@@ -42,6 +42,13 @@ class RoundTimes(msgspec.Struct):
         self._waited += seconds
         return seconds
 
+    def target_waited(self, result: StepResult) -> None:
+        """After the step that gave ``result``, the target itself waited for more of a chain, or
+        not."""
+        if result.waited_ns:
+            seconds = (result.waited_ns - result.looked_up_ns) * 1e-9
+            self.depth_wait_seconds += self.waited(seconds)
+
     def step(self, result: StepResult, tokens: int) -> float:
         """A step has ended; returns the seconds since the one before did, 0 after an idle spell."""
         whole = (result.finished_ns - self._last_end_ns) * 1e-9 if self._last_end_ns else 0.0

@@ -201,6 +201,7 @@ def test_wrong_options_are_named() -> None:
     for given, reason in (
         (["--only", "speed"], "--only: no row or part speed"),
         (["--minutes", "-1"], "--minutes: must be at least 0, got -1"),
+        (["--set", "draft"], "--set: must look like section.key=value"),
     ):
         with pytest.raises(ConfigError, match=reason):
             command.main(given)
@@ -240,6 +241,19 @@ def test_a_parts_engines_can_be_configured(name: str) -> None:
     if pair == "llama70b":
         assert config.speculation.synthetic_acceptance == "0.87"
         assert sum(msgspec.to_builtins(config.speculation.fan_out)) == int(numbers[1])
+
+
+def test_settings_reach_the_pipelines_of_a_part_and_nothing_else() -> None:
+    settings = ["draft.cpus=[4, 5]", "run.log_level=debug"]
+    for one in PARTS:
+        given = one.with_settings(settings)
+        if "bench.gpu_pipeline" not in one.command:
+            assert given == one
+            continue
+        args = gpu_pipeline.arguments([*given.command[2:], "--output", "x.json"])
+        config = gpu_pipeline.config_of(args.pair[0], "ssd-3-12", args)
+        assert config.draft.cpus == [4, 5]
+        assert config.run.log_level == "debug"
 
 
 def test_the_steps_of_the_first_part_can_be_asked_for() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from ipc.messages.target import StepResult
+from ipc.messages.target import Found, StepResult
 from ssd_pipe.engine.round_times import RoundTimes
 
 
@@ -27,3 +28,17 @@ def test_gaps_count_without_the_waits_for_the_draft_and_without_idle_spells() ->
     assert times.overhead_at[10] == 2  # both of 1.0 to 1.1 ms
     assert times.verify_seconds == pytest.approx(0.034)
     assert (times.steps, times.tokens_fed) == (4, 19)
+
+
+@pytest.mark.parametrize("found", [[], [Found([4], 0)]])
+def test_a_wait_of_the_targets_own_is_no_overhead(found: list[Found]) -> None:
+    """Whether it was in vain or not."""
+    times = RoundTimes()
+    first = replace(result(0, 10), found=found, looked_up_ns=int(10.1e6), waited_ns=int(12.6e6))
+    times.step(first, 6)
+    times.target_waited(first)
+    second = result(13, 20)
+    times.step(second, 6)
+    times.target_waited(second)
+    assert times.overhead_seconds == pytest.approx(0.0005)
+    assert times.depth_wait_seconds == pytest.approx(0.0025)

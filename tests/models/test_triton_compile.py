@@ -17,7 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from models.cuda import attention, candidates, norms, one_row, products
+from models.cuda import attention, candidates, mailbox, norms, one_row, products
 from models.cuda.rounds import clock, gate, publish, settle
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -55,6 +55,7 @@ ROUND = {
     "counts": "*i32",
     **dict.fromkeys(("max_rows", "vocab", "depth"), "i32"),
 }
+MAIL = {**dict.fromkeys(("inputs", "words"), "*i64"), **dict.fromkeys(("number", "count"), "i32")}
 LEASED = {"WIDTH": 6, "WIDTH_P": 8, "MAIL": 16, "SPINS": 1 << 40, "DEVICE": True}
 CACHE = {"ENTRIES": 12, "ENTRIES_P": 16, "TABLE": 80}
 SHAPE = {"HEADS": 8, "KV_HEADS": 2, "GROUP_P": 4, "DIM": 64, "DIM_P": 64, "PAGE": 16}
@@ -85,6 +86,7 @@ CASES: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "keys": (publish._keys_kernel, ROUND, LEASED | CACHE),
     "depth": (publish._depth_kernel, ROUND, LEASED | CACHE),
     "clock": (clock._clock_kernel, ROUND, LEASED),
+    "mail": (mailbox._fetch_kernel, MAIL, LEASED | {"BLOCK": 512}),
     "reduction": (attention._reduce_kernel, ATTENTION, REDUCE | {"SUFFIX": True}),
 }
 
