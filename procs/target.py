@@ -169,14 +169,14 @@ def _graphs(
         positions,
         (sizes.k + 1,) if wide else (1,),
         leased=leased,
-        ahead=_launches_ahead(config, model),
+        ahead=launches_ahead(config, model),
     )
     graphs.warm_up()
     make_first_passes(model, kv, config.scheduler.max_batched_tokens, positions, choose=True)
     return graphs
 
 
-def _launches_ahead(config: PipelineConfig, model: Transformer) -> bool:
+def launches_ahead(config: PipelineConfig, model: Transformer) -> bool:
     """Whether steps may wait on the GPU for their input: not where a draft needs the same GPU, and
     not where nothing is launched before what went before is done."""
     alone = sharers(config, process_name(config, "target"), torch.cuda.device_count()) == 1

@@ -79,6 +79,8 @@ def test_mail_reaches_launches_that_wait_for_it() -> None:
     mailbox = Mailbox(staging)
     torch.cuda.synchronize()
     kept = [torch.zeros_like(staging.words) for _ in range(2)]
+    kept[0].copy_(staging.words)  # whatever is loaded for that would wait behind what waits
+    torch.cuda.synchronize()
     for number in (1, 2):
         mailbox.fetch(number)
         kept[number - 1].copy_(staging.words)

@@ -161,3 +161,12 @@ def test_zmq_over_tcp() -> None:
     sender = ZmqChannel.sender(receiver.endpoint)
     sender.send(b"over tcp")
     assert receiver.recv(5) == b"over tcp"
+
+
+def test_who_spins_waits_no_longer_than_asked(shm_dir: Path) -> None:
+    with RunDir.create(shm_dir, "r") as run:
+        channel = ShmChannel.open(run, "a", spin_us=60_000_000)
+        begun = time.monotonic()
+        assert channel.recv(0.01) is None
+        assert 0.01 <= time.monotonic() - begun < 30
+        channel.close()
