@@ -34,7 +34,12 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def make(
-    kind: int, *, hwm: int = DEFAULT_HWM, max_bytes: int = DEFAULT_MAX_BYTES, linger_ms: int = 0
+    kind: int,
+    *,
+    hwm: int = DEFAULT_HWM,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    linger_ms: int = 0,
+    within: zmq.Context[zmq.Socket[bytes]] | None = None,
 ) -> zmq.Socket[bytes]:
     """A socket of ``kind`` (zmq.PUSH, ...).
 
@@ -42,9 +47,11 @@ def make(
         kind: ZeroMQ socket type.
         hwm: messages queued either way before sending blocks or drops.
         max_bytes: largest incoming message; a peer that sends more is disconnected.
-        linger_ms: how long ``close`` may go on delivering what is queued.
+        linger_ms: how long delivery of what is queued may go on after ``close``, which does not
+            wait for it, no more than the process's exit does: ``within.term()`` does.
+        within: another context than this process's.
     """
-    made = context().socket(kind)
+    made = (within or context()).socket(kind)
     _bound(made, hwm, max_bytes, linger_ms)
     return made
 
@@ -90,9 +97,10 @@ def bind(
     max_bytes: int = DEFAULT_MAX_BYTES,
     linger_ms: int = 0,
     pair: KeyPair | None = None,
+    within: zmq.Context[zmq.Socket[bytes]] | None = None,
 ) -> zmq.Socket[bytes]:
     """A bound socket; see ``make`` and ``bind_also``."""
-    sock = make(kind, hwm=hwm, max_bytes=max_bytes, linger_ms=linger_ms)
+    sock = make(kind, hwm=hwm, max_bytes=max_bytes, linger_ms=linger_ms, within=within)
     try:
         bind_also(sock, endpoint, pair)
     except ResourceError:

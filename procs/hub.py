@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from types import TracebackType
 
 import msgspec
@@ -36,7 +37,7 @@ from procs.peer import Peer, local_pid
 from procs.roster import Roster
 from procs.runtime import Runtime
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.errors import PeerLost
+from ssd_pipe.errors import PeerLost, ResourceError
 from ssd_pipe.members import process_names
 
 
@@ -69,11 +70,14 @@ class Hub:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(PeerMessage)
         self._poller = zmq.Poller()
-        self._sockets = []
-        for address in filter(None, (runtime.rundir.endpoint("hub"), endpoint)):
-            sock = sockets.bind(zmq.ROUTER, address, max_bytes=MAX_MESSAGE, linger_ms=FLUSH_MS)
-            self._sockets.append(sock)
-            self._poller.register(sock, zmq.POLLIN)
+        # Its own, to be waited for: what is still queued when a process exits is dropped.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        try:
+            self._bind(filter(None, (runtime.rundir.endpoint("hub"), endpoint)))
+        except ResourceError:
+            self._context.destroy(0)
+            raise
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
         self._thread.start()
@@ -158,6 +162,18 @@ class Hub:
         reason = self._runtime.stopping.reason or "scheduler stopped"
         self.close(str(error) or type(error).__name__ if error is not None else reason)
 
+    def _bind(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            sock = sockets.bind(
+                zmq.ROUTER,
+                address,
+                max_bytes=MAX_MESSAGE,
+                linger_ms=FLUSH_MS,
+                within=self._context,
+            )
+            self._sockets.append(sock)
+            self._poller.register(sock, zmq.POLLIN)
+
     # ------------------------------------------------------------ hub thread
 
     def _run(self) -> None:
@@ -181,6 +197,7 @@ class Hub:
         self._send_queued()
         for sock in self._sockets:
             sock.close()
+        self._context.term()  # within FLUSH_MS
         for peer in self._roster.peers.values():
             peer.forget_process(self._poller)
 

@@ -74,7 +74,10 @@ class HubLink:
         self._news = Wakeup()  # link thread -> main thread
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(HubMessage)
-        self._socket = sockets.make(zmq.DEALER, max_bytes=MAX_MESSAGE, linger_ms=FLUSH_MS)
+        self._over = False  # the hub that has answered has left, and nobody comes in its place
+        # Its own, to be waited for: what is still queued when a process exits is dropped.
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = sockets.make(zmq.DEALER, max_bytes=MAX_MESSAGE, within=self._context)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         sockets.connect_also(self._socket, endpoint)
         self._hello = Hello(name=name, pid=os.getpid(), config_digest=config_digest)
@@ -171,9 +174,13 @@ class HubLink:
                 if isinstance(self._answer, Welcome) and self._pulse.beating():
                     self._send(Beat(self._name))
         self._send_queued()
+        over = self._over or (self._disconnected() and self._is_local)
+        if isinstance(self._answer, Welcome) and not over:
+            self._socket.setsockopt(zmq.LINGER, FLUSH_MS)
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()
+        self._context.term()  # within FLUSH_MS
 
     def _take(self) -> None:
         while True:
@@ -196,11 +203,14 @@ class HubLink:
             self._news.set()
 
     def _judge(self, gone: bool) -> None:
-        if not isinstance(self._answer, Welcome) or self._stopping.is_set():
+        if not isinstance(self._answer, Welcome):
             return
         # A broken connection on one host means that the process is gone; between hosts it may
         # come back, and silence decides.
-        if gone and self._is_local:
+        self._over = self._over or (gone and self._is_local)
+        if self._stopping.is_set():
+            return
+        if self._over:
             self._lose("scheduler: connection closed")
         elif self._clock.now - self._last_heard > self._beat_timeout:
             self._lose(f"scheduler: no heartbeat for {self._beat_timeout:g} s")

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipc.errors import ConfigError
-from models.cuda.capture import (
-    GraphOptions,
-    GraphPool,
-    bucket_of,
-    context_bucket,
-    context_buckets,
-    row_buckets,
-)
+from models.cuda.bucketed import Bucketed
+from models.cuda.capture import GraphOptions, GraphPool
 from models.cuda.graphs import StepGraph, StepHooks, StepOutput, StepRow
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 
 
-class GraphRunner:
+class GraphRunner(Bucketed):
     """Steps of one model, each on the smallest graph that holds it; graphs are made at first use.
 
     Args:
@@ -48,13 +41,9 @@ class GraphRunner:
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
-        if model.backend.name != "cuda":
-            raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
-        self._model, self._kv, self._top_n, self._hooks = model, kv, top_n, hooks
+        super().__init__(model, kv, max_rows, max_positions, options, pool)
+        self._top_n, self._hooks = top_n, hooks
         self._post, self._narrow, self._mail = post, narrow, mail
-        self._max_rows = max_rows
-        self._max_blocks = -(-max_positions // kv.block_size)
-        self.pool = pool or GraphPool(options)
         self._graphs: dict[tuple[int, int, int], StepGraph] = {}
 
     def run(self, rows: Sequence[StepRow], width: int = 0) -> StepOutput:
@@ -95,8 +84,8 @@ class GraphRunner:
         return self._graphs.get(self._key(len(rows), width, longest)) is graph
 
     def _key(self, rows: int, width: int, blocks: int) -> tuple[int, int, int]:
-        context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
-        return bucket_of(rows, self._max_rows), width, context
+        bucket, context = self._bucket(rows, blocks)
+        return bucket, width, context
 
     def close(self) -> None:
         """Destroy the graphs, and what their collectives hold."""
@@ -105,6 +94,5 @@ class GraphRunner:
     def warm_up(self, widths: Sequence[int]) -> None:
         """Make the graphs of all buckets of rows and positions at these widths."""
         for width in widths:
-            for rows in row_buckets(self._max_rows):
-                for blocks in context_buckets(self._kv.block_size, self._max_blocks):
-                    self.graph(rows, width, blocks)
+            for rows, blocks in self._buckets():
+                self.graph(rows, width, blocks)

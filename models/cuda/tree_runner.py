@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ipc.errors import ConfigError
-from models.cuda.capture import (
-    GraphOptions,
-    GraphPool,
-    bucket_of,
-    context_bucket,
-    context_buckets,
-    row_buckets,
-)
+from models.cuda.bucketed import Bucketed
+from models.cuda.capture import GraphOptions, GraphPool
 from models.cuda.tree import TreeGraph, TreeHooks
 from models.cuda.tree_inputs import TreeInputs
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 
 
-class TreeRunner:
+class TreeRunner(Bucketed):
     """Tree graphs of one draft, by bucket; made at first use.
 
     Args:
@@ -46,30 +39,26 @@ class TreeRunner:
         options: GraphOptions | None = None,
         pool: GraphPool | None = None,
     ) -> None:
-        if model.backend.name != "cuda":
-            raise ConfigError("backend", f"graphs need the cuda backend, not {model.backend.name}")
-        self._model, self._kv = model, kv
-        self._steps, self._max_rows, self._width = steps, max_rows, width
-        self._max_blocks = -(-max_positions // kv.block_size)
+        super().__init__(model, kv, max_rows, max_positions, options, pool)
+        self._steps, self._width = steps, width
         self._hooks, self._vocab, self._stepwise = hooks, vocab, stepwise
         self._logits = torch.empty(
             (max_rows * width, vocab or model.config.vocab_size),
             dtype=model.backend.activation_dtype,
             device=model.backend.device,
         )
-        self.pool = pool or GraphPool(options)
         self._graphs: dict[tuple[int, int], TreeGraph] = {}
 
     def graph(self, rows: int, blocks: int = 1) -> TreeGraph:
         """The graph for ``rows`` rows of up to ``blocks`` blocks each."""
-        context = context_bucket(blocks, self._kv.block_size, self._max_blocks)
-        key = (bucket_of(rows, self._max_rows), context)
+        bucket, context = self._bucket(rows, blocks)
+        key = (bucket, context)
         if key not in self._graphs:
             self._graphs[key] = TreeGraph(
                 self._model,
                 self._kv,
                 self.pool,
-                key[0],
+                bucket,
                 self._width,
                 self._steps,
                 context,
@@ -86,9 +75,8 @@ class TreeRunner:
 
     def warm_up(self) -> None:
         """Make the graphs of all buckets of rows and positions."""
-        for rows in row_buckets(self._max_rows):
-            for blocks in context_buckets(self._kv.block_size, self._max_blocks):
-                self.graph(rows, blocks)
+        for rows, blocks in self._buckets():
+            self.graph(rows, blocks)
 
     def run(self, tree: TreeInputs) -> torch.Tensor:
         """Grow ``tree``; queued on the current stream. Returns int64 [K, B] on the device.

@@ -3,8 +3,9 @@
 Speculation pays while a target step is bound by reading the weights, and costs once it is bound by
 arithmetic; where that turns depends on the machine, the models, the batch and the text. So the
 controller compares efforts (see ``engine.effort``) by what rounds of them really took, wall time
-with every wait in it, and by the tokens they give at the present acceptance. It never changes what
-is emitted, only how fast.
+with every wait in it, and by the tokens they give at the present acceptance. What was measured when
+the machine was faster or slower is made comparable (``engine.slowness``). It never changes what is
+emitted, only how fast.
 
 Two bounds keep it cheap. *Exploration*: trying an effort that is not the best one is paid from a
 credit that grows by ``SHARE`` of the time, and what is known to be much worse is tried again the
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from ssd_pipe.config import Mode
 from ssd_pipe.engine.effort import OFF, Effort, Record, batch_bucket, batch_rows, neighbours
 from ssd_pipe.engine.pacing import AcceptanceEstimator, StageTimes, expected_tokens
+from ssd_pipe.engine.slowness import Slowness
 
 SETTLE = 2  # rounds after a change that say little: the draft catches up, its cache is empty
 PROBE_ROUNDS = SETTLE + 4
@@ -96,6 +98,7 @@ class EffortController:
         self._neighbours = neighbours(mode, k, budget, in_turn)
         self._records: dict[int, dict[Effort, Record]] = {}
         self._chosen: dict[int, Effort] = {}
+        self._slowness = Slowness()  # by which all times below are divided
         self._steps = {True: StageTimes(), False: StageTimes()}
         self._bucket = 0
         self._rows = 0
@@ -130,8 +133,10 @@ class EffortController:
     def observe_step(self, decision: Decision, tokens: int, seconds: float) -> None:
         """The target alone took so long for a step that fed ``tokens``, prompts included."""
         if self._adaptive:
-            self._steps[decision.effort.alone].observe_verify(tokens, seconds)
-            self._step_seconds = seconds
+            alone = decision.effort.alone
+            self._slowness.observe((alone, tokens), seconds)
+            self._step_seconds = seconds / self._slowness.now
+            self._steps[alone].observe_verify(tokens, self._step_seconds)
 
     def observe(
         self, decision: Decision, seconds: float, chains: Sequence[int], emitted: int
@@ -149,6 +154,7 @@ class EffortController:
         if batch_bucket(len(chains)) != bucket:
             return  # decided for another batch
         self._round += 1
+        seconds /= self._slowness.now
         acceptance = self._acceptance.per_position()
         by_length, reach = [1.0], 1.0
         for a in acceptance[: effort.k]:
@@ -313,7 +319,10 @@ class EffortController:
         gain = expected_tokens(hoped, effort.k) / present.tokens(acceptance)
         tokens_fed = self._rows * (effort.k + 1)
         # What a step takes with every core, it takes at least without.
-        seconds = max(self._steps[alone].verify(tokens_fed) for alone in {True, effort.alone})
+        seconds = max(
+            self._steps[alone].verify(tokens_fed, extrapolate=True)
+            for alone in {True, effort.alone}
+        )
         return gain * present.seconds / seconds if seconds else gain
 
     def _pay(self, bucket: int, seconds: float, tokens: float, acceptance: Sequence[float]) -> None:

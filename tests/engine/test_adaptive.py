@@ -23,7 +23,7 @@ class Machine:
     ``ridge``: tokens from which a target step is bound by arithmetic. ``draft``: a draft pass,
     which takes longer from ``ridge`` tokens on too. ``apart``: draft and target have a device each;
     otherwise the target has half of it while the draft works. The target does not wait for the end
-    of the draft's round, only, alone, for the first token of a hit.
+    of the draft's round, only, alone, for the first token of a hit. ``slowness`` is everybody's.
     """
 
     ridge: float
@@ -32,12 +32,13 @@ class Machine:
     apart: bool
     noise: float = 0.05
     overhead: float = 0.03
+    slowness: float = 1.0
 
     def target(self, tokens: int) -> float:
-        return max(1.0, tokens / self.ridge)
+        return self.slowness * max(1.0, tokens / self.ridge)
 
     def pass_of(self, tokens: int) -> float:
-        return self.draft * max(1.0, tokens / self.ridge)
+        return self.slowness * self.draft * max(1.0, tokens / self.ridge)
 
     def seconds(self, effort: Effort, rows: int) -> float:
         if effort.alone:
@@ -222,6 +223,47 @@ def test_follows_a_text_that_becomes_predictable() -> None:
     machine.acceptance = 0.95
     run.rounds(2, 8000)
     assert run.most(200).k >= 2
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_that_slows_down_does_so_for_every_effort(mode: str, seed: int) -> None:
+    """What was measured before looks fast beside the present effort, and is not."""
+    shares = []
+    for slowness in (1.0, 1.4):
+        machine = Machine(ridge=4, draft=0.1, acceptance=0.75, apart=False)
+        run = Run(machine, mode, seed)
+        run.rounds(4, 800)
+        assert run.most(100) == OFF
+        run.time = run.plain_time = 0.0
+        machine.slowness = slowness
+        run.rounds(4, 150)
+        shares.append(run.time / run.plain_time)
+    usual, slowed = shares
+    assert slowed <= usual + 0.015
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draft_that_slows_down_alone_is_found_out(seed: int) -> None:
+    machine = Machine(ridge=8, draft=0.05, acceptance=0.75, apart=False)
+    run = Run(machine, "sd", seed)
+    run.rounds(1, 600)
+    assert run.most(100).k >= 2
+    machine.draft = 2.0
+    run.rounds(1, 200)
+    assert run.most(50) == OFF
+
+
+@pytest.mark.parametrize("mode", ["sd", "ssd"])
+@pytest.mark.parametrize("seed", range(2))
+def test_steps_larger_than_any_seen_are_not_taken_for_cheap(mode: str, seed: int) -> None:
+    """Where steps have grown with their tokens so far, they grow on."""
+    run = Run(Machine(ridge=6, draft=0.1, acceptance=0.75, apart=False), mode, seed)
+    run.rounds(1, 200)
+    run.rounds(4, 200)
+    run.time = run.plain_time = 0.0
+    run.rounds(16, 200)
+    assert run.time <= 1.02 * run.plain_time
 
 
 def test_trying_costs_a_bounded_share() -> None:

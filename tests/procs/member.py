@@ -1,10 +1,12 @@
 """A process of a run without a model: ``python -m tests.procs.member ROLE BEHAVIOUR CONFIG RANK``.
 
-It uses the real runtime and the real hub; only the work in the middle is missing.
+It uses the real runtime and the real hub; only the work in the middle is missing. A hasty one exits
+as soon as it has closed its connection, where others still have a moment of tidying up.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,6 +27,12 @@ def tell(what: str, **fields: object) -> None:
 
 
 def scheduler(runtime: Runtime) -> None:
+    serve(runtime)
+    if BEHAVIOUR == "hasty":
+        os._exit(0)
+
+
+def serve(runtime: Runtime) -> None:
     with Hub(runtime) as hub:
         tell("listening")
         facts = hub.wait_ready(runtime.config.run.ready_timeout)
@@ -54,6 +62,11 @@ def worker(runtime: Runtime) -> None:
         raise ValueError("two\nlines")
     if BEHAVIOUR == "misses-frontend":
         raise PeerLost("nothing comes from over there", "frontend")
+    if BEHAVIOUR == "hasty":
+        runtime.fail("in a hurry")
+        assert runtime.link is not None
+        runtime.link.close()
+        os._exit(1)
     if BEHAVIOUR == "never-ready":
         tell("loading")
         runtime.stopping.wait(FOREVER)

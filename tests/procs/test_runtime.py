@@ -166,8 +166,7 @@ def assert_goes_on(group: Any) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         group.members["scheduler"].wait(1.5)
     assert not any(record["event"] == "lost" for record in group.log("scheduler"))
-    # Everybody is told: what the scheduler says last may be dropped as its connections close.
-    all_members(group, signal.SIGTERM, *sorted(group.names, key=lambda name: name == "scheduler"))
+    all_members(group, signal.SIGTERM, "scheduler")
     for name in group.names:
         assert group.end(name) == (0, "")
 
