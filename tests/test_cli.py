@@ -19,8 +19,8 @@ from rich.console import Console
 from ipc.messages.client import Chunk, StatusReply
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe import __version__
-from ssd_pipe.cli.chat import key_for
 from ssd_pipe.cli.main import main
+from ssd_pipe.cli.server_choice import key_for
 from ssd_pipe.cli.status import print_status
 from ssd_pipe.cli.talk import show
 from ssd_pipe.client import Stream

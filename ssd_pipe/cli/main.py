@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ssd_pipe.cli import bench, chat, doctor, keys, pipeline, pull, status, talk, top, trace
+from ssd_pipe.cli import bench, chat, doctor, generate, keys, pipeline, pull, status, top, trace
 from ssd_pipe.cli.statuses import FAILED_STATUS, INTERRUPTED_STATUS, USAGE_STATUS
 from ssd_pipe.errors import ConfigError, SsdPipeError
 
@@ -47,7 +47,7 @@ def _program(
 app.command("up")(pipeline.up)
 app.command("run")(pipeline.run)
 app.command("demo")(pipeline.demo)
-app.command("generate")(talk.generate)
+app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
 app.command("status")(status.status)

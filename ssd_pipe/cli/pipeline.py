@@ -115,7 +115,7 @@ def demo(
         finally:
             supervisor.stop("the demo is over")
         if numbers is not None:
-            print_metrics(numbers)
+            print_metrics(numbers, finish)
         notes.print(f"logs: {supervisor.log_dir}", style="dim")
     if supervisor.failure:
         raise PeerLost(supervisor.failure)
