@@ -161,7 +161,8 @@ class Echo:
         added, aborted: messages seen, by arrival.
     """
 
-    def __init__(self, peer):
+    def __init__(self, peer, pid=1):
+        self._pid = pid  # the scheduler's
         self.added: queue.Queue[AddRequest] = queue.Queue()
         self.aborted: queue.Queue[AbortRequest] = queue.Queue()
         self._peer = peer
@@ -175,7 +176,7 @@ class Echo:
                 continue
             message = self._peer.recv()
             if isinstance(message, StatsRequest):
-                processes = [ProcessState(name="scheduler", pid=1, state="ready")]
+                processes = [ProcessState(name="scheduler", pid=self._pid, state="ready")]
                 self._peer.send(SchedulerStats(message.token, {"running": 1.0}, processes))
             elif isinstance(message, AbortRequest):
                 self.aborted.put(message)

@@ -12,7 +12,19 @@ from typing import Annotated
 
 import typer
 
-from ssd_pipe.cli import bench, chat, doctor, generate, keys, pipeline, pull, status, top, trace
+from ssd_pipe.cli import (
+    bench,
+    chat,
+    doctor,
+    generate,
+    keys,
+    pipeline,
+    pull,
+    runs,
+    status,
+    top,
+    trace,
+)
 from ssd_pipe.cli.statuses import FAILED_STATUS, INTERRUPTED_STATUS, USAGE_STATUS
 from ssd_pipe.errors import ConfigError, SsdPipeError
 
@@ -50,6 +62,8 @@ app.command("demo")(pipeline.demo)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("pull")(pull.pull)
+app.command("ps")(runs.ps)
+app.command("down")(runs.down)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("trace")(trace.trace)
