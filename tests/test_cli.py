@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import httpx
 import msgspec
 import pytest
 from rich.console import Console
@@ -31,6 +33,7 @@ from ssd_pipe.gateway_address import usable_endpoint
 from ssd_pipe.preflight import tokenizer_mismatch
 from ssd_pipe.threads import has_gpu
 from tests.pipelines import byte_model, command
+from tests.waiting import wait_for
 
 TIMEOUT = 60
 Refused = Callable[..., str]
@@ -180,6 +183,34 @@ def test_up_refuses_a_gateway_port_in_use(model: Path, shm_dir: Path, refused: R
     )
 
 
+def test_serve_is_up_with_the_model_first_and_a_gateway(
+    model: Path, tmp_path: Path, shm_dir: Path
+) -> None:
+    ready = tmp_path / "ready.json"
+    place = ["--mode", "ar", "--set", f"run.shm_dir={shm_dir}", "--log-dir", str(tmp_path)]
+    arguments = ["--port", "0", "--served-model-name", "mine", "--ready-file", str(ready)]
+    process = subprocess.Popen(command("serve", str(model), *place, *arguments))
+    try:
+        wait_for(ready.exists, 120.0)
+        url = json.loads(ready.read_text())["http"]
+        assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["mine"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert list_runs(shm_dir) == []
+
+
+def test_serve_refuses_what_up_refuses(model: Path, shm_dir: Path, refused: Refused) -> None:
+    line = refused("serve", str(model), "--target", str(model), status=2)
+    assert line == "error: --target: MODEL names the target already"
+    # The built-in draft is another model's.
+    line = refused("serve", str(model), "--set", f"run.shm_dir={shm_dir}", status=2)
+    assert "draft.model: vocabulary of 49152 tokens, the target's has 259" in line
+    assert "mode ar needs none" in line
+
+
 def test_up_refuses_a_run_directory_in_use(model: Path, shm_dir: Path, refused: Refused) -> None:
     place = ["--set", f"run.shm_dir={shm_dir}", "--mode", "ar", "--target", str(model)]
     with RunDir.create(shm_dir, "taken"):
@@ -299,8 +330,20 @@ def test_debug_shows_the_traceback() -> None:
 def test_help_lists_the_commands() -> None:
     done = ssd_pipe("--help")
     assert done.returncode == 0
-    names = ("up", "run", "demo", "generate", "chat", "pull", "status", "top", "trace", "doctor")
-    for name in (*names, "bench"):
+    names = (
+        "up",
+        "serve",
+        "run",
+        "demo",
+        "generate",
+        "chat",
+        "ps",
+        "down",
+        "status",
+        "top",
+        "trace",
+    )
+    for name in (*names, "pull", "doctor", "bench"):
         assert name in done.stdout
 
 

@@ -57,6 +57,7 @@ def _program(
 
 
 app.command("up")(pipeline.up)
+app.command("serve")(pipeline.serve)
 app.command("run")(pipeline.run)
 app.command("demo")(pipeline.demo)
 app.command("generate")(generate.generate)

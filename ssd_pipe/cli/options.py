@@ -72,6 +72,7 @@ SETTINGS = (
     Setting("--host", "gateway.host", str, "address the gateway listens on [127.0.0.1]"),
     Setting("--port", "gateway.port", int, "TCP port of the gateway [8000], 0 = any free one"),
     Setting("--api-key", "gateway.api_key", str, "bearer token of clients; or set SSD_API_KEY"),
+    Setting("--served-model-name", "gateway.model_name", str, "what HTTP clients call the model"),
     Setting(
         "--on-failure",
         "run.on_failure",
