@@ -20,7 +20,7 @@ from ipc.messages.hub import ProcessState
 from ipc.run_files import RunFiles
 from ipc.rundir import OWNED, find_run, list_runs
 from ssd_pipe.async_client import AsyncClient
-from ssd_pipe.config import PipelineConfig
+from ssd_pipe.config import PipelineConfig, RunSection
 from ssd_pipe.config_load import decode
 from ssd_pipe.endpoint import PUBLIC_SOCKET, local_endpoint
 from ssd_pipe.errors import ConfigError, ResourceError, SsdPipeError
@@ -71,6 +71,22 @@ def list_pipelines(shm_dir: str) -> list[Pipeline]:
         return await asyncio.gather(*(_examine(shm_dir, name) for name in names))
 
     return [found for found in asyncio.run(examine()) if found is not None]
+
+
+def target_model(shm_dir: str = "", name: str = "") -> str:
+    """The target of a run, or of the only one there is, as clients find it.
+
+    Raises ResourceError if there is none, or it does not say.
+    """
+    try:
+        run = RunFiles(find_run(shm_dir or RunSection().shm_dir, name))
+    except ResourceError as error:
+        reason = f"no pipeline whose tokenizer it could be: {error}; name a --model"
+        raise ResourceError(reason) from None
+    config = _config(run)
+    if config is None:
+        raise ResourceError(f"run {run.name!r} does not say which model it has; name a --model")
+    return config.target.model
 
 
 def choose_runs(shm_dir: str, names: list[str], every: bool) -> list[str]:

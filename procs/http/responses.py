@@ -122,6 +122,21 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """``token_strs``: names of the tokens in the vocabulary, where they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of the tokens, special ones included."""
+
+    prompt: str
+
+
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """``max_model_len``: most tokens of prompt and answer together."""
 

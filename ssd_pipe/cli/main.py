@@ -22,6 +22,7 @@ from ssd_pipe.cli import (
     pull,
     runs,
     status,
+    tokenize,
     top,
     trace,
 )
@@ -62,6 +63,7 @@ app.command("run")(pipeline.run)
 app.command("demo")(pipeline.demo)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(pull.pull)
 app.command("ps")(runs.ps)
 app.command("down")(runs.down)
