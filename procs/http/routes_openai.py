@@ -87,6 +87,7 @@ async def chat_completions(
             created=int(time.time()),
             include_usage=_include_usage(wanted),
             with_logprobs=params.logprobs is not None,
+            separate_reasoning=wanted.separate_reasoning is not False,
         )
         if wanted.stream:
             return await stream(request, answers, renderer)

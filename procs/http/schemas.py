@@ -174,11 +174,16 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """``POST /v1/chat/completions``. ``chat_template_kwargs``: variables of the model's chat
-    template, as ``{"enable_thinking": false}``."""
+    """``POST /v1/chat/completions``.
+
+    ``chat_template_kwargs``: variables of the model's chat template, as
+    ``{"enable_thinking": false}``. ``separate_reasoning``, as SGLang has it: what the model thinks
+    first goes to ``reasoning_content`` (the default), or with false stays in the text.
+    """
 
     messages: list[RequestMessage]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
+    separate_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """How a terminal shows what a model thinks before it answers: dimmed.
 
 Servers that take it out of the answer send it as ``reasoning_content``; elsewhere it is what stands
-between ``<think>`` and ``</think>`` at the beginning of the text.
+between two marks at the beginning of the text (see ``ssd_pipe.text.thinking``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from ipc.messages.client import Chunk
 from ssd_pipe.cli.speculation import RESET, colours_wanted
+from ssd_pipe.text.thinking import BEGIN, END
 
 DIM = "\x1b[2m"
-BEGIN, END = "<think>", "</think>"
 
 Paint = Callable[[Chunk], str]
 
@@ -45,14 +45,14 @@ class Marked:
         if self._apart and (chunk.text or chunk.finish_reason):
             parts.append(self.end)
             self._apart = False
-        parts.append(self._answer(chunk.text))
+        parts.append(self._answer(chunk))
         return "".join(parts)
 
     def _thought(self, text: str) -> str:
         return text
 
-    def _answer(self, text: str) -> str:
-        return text
+    def _answer(self, chunk: Chunk) -> str:
+        return chunk.text
 
 
 class Dimmed(Marked):
@@ -69,7 +69,10 @@ class Dimmed(Marked):
     def _thought(self, text: str) -> str:
         return f"{DIM}{text}{RESET}" if text else ""
 
-    def _answer(self, text: str) -> str:
+    def _answer(self, chunk: Chunk) -> str:
+        text = chunk.text
+        if chunk.thinking:
+            self._head, self._inside = None, True
         if self._head is not None:
             self._head += text
             head = self._head.lstrip()

@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.folder import read_object
 from ssd_pipe.errors import ModelError, RequestError
+from ssd_pipe.text.thinking import END
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -31,6 +32,7 @@ class Tokenizer:
         backend: the ``tokenizers`` object.
         vocab_size: number of ids it knows, added tokens included.
         special_ids: ids that decoding leaves out.
+        thinks: whether the chat template knows of thoughts before an answer.
         named_tokens: texts of the tokens that templates refer to (``bos_token``, ...).
     """
 
@@ -48,6 +50,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.named_tokens = dict(named_tokens or {})
         self._longest, self._lost = _bounds(backend)
+        self.thinks = END in (chat_template or "")
         self._template = _compile(chat_template) if chat_template else None
 
     @classmethod
