@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from ssd_pipe.doctor import Report, render
 from ssd_pipe.errors import PeerLost
 from ssd_pipe.gateway_address import usable_endpoint
 from ssd_pipe.preflight import tokenizer_mismatch
+from ssd_pipe.runs import list_pipelines
 from ssd_pipe.threads import has_gpu
 from tests.pipelines import byte_model, command
 from tests.waiting import wait_for
@@ -183,23 +183,34 @@ def test_up_refuses_a_gateway_port_in_use(model: Path, shm_dir: Path, refused: R
     )
 
 
-def test_serve_is_up_with_the_model_first_and_a_gateway(
+def test_serve_is_up_with_a_gateway_and_down_ends_it(
     model: Path, tmp_path: Path, shm_dir: Path
 ) -> None:
     ready = tmp_path / "ready.json"
     place = ["--mode", "ar", "--set", f"run.shm_dir={shm_dir}", "--log-dir", str(tmp_path)]
     arguments = ["--port", "0", "--served-model-name", "mine", "--ready-file", str(ready)]
-    process = subprocess.Popen(command("serve", str(model), *place, *arguments))
+    process = subprocess.Popen(
+        command("serve", str(model), *place, *arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         wait_for(ready.exists, 120.0)
         url = json.loads(ready.read_text())["http"]
         assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["mine"]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT) == 0
+        (found,) = list_pipelines(str(shm_dir))
+        assert (found.pid, found.state, found.url) == (process.pid, "ready", url)
+        done = ssd_pipe("down", found.name, "--shm-dir", str(shm_dir))
+        assert (done.returncode, done.stdout) == (0, f"{found.name} stopped\n"), done.stderr
+        assert list_runs(shm_dir) == []
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0
+        assert "ssd-pipe down" in errors
+        assert "error" not in errors
     finally:
         process.kill()
         process.wait()
-    assert list_runs(shm_dir) == []
 
 
 def test_serve_refuses_what_up_refuses(model: Path, shm_dir: Path, refused: Refused) -> None:
