@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from ipc.messages.client import ChatMessage
-from ssd_pipe.errors import ConfigError, PeerLost
+from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.server_stream import ServerStream, refusal
 
@@ -74,7 +74,8 @@ class OpenAIServer:
         *,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> ServerStream:
-        """Stream the answer to a conversation; what is refused raises RequestError here."""
+        """Stream the answer to a conversation; what is refused raises RequestError here,
+        as does text that is not Unicode (surrogates)."""
         body: dict[str, Any] = {
             "messages": [{"role": m.role, "content": m.content} for m in messages]
         }
@@ -114,7 +115,10 @@ class OpenAIServer:
         if params.stop:
             body["stop"] = list(params.stop)
         asked = time.monotonic()
-        request = self._http.build_request("POST", f"{self.url}/{route}", json=body)
+        try:
+            request = self._http.build_request("POST", f"{self.url}/{route}", json=body)
+        except UnicodeEncodeError:  # surrogates: what was typed is not UTF-8
+            raise RequestError(400, "the text is not valid Unicode") from None
         return ServerStream(self._send(request, stream=True), asked, params.n)
 
     def _first_model(self) -> str:

@@ -128,6 +128,17 @@ def test_a_text_to_continue() -> None:
     assert "n" not in asked
 
 
+def test_a_text_that_is_not_unicode_is_refused() -> None:
+    with played() as place, OpenAIServer(place.url) as server:
+        for ask in (
+            lambda: server.stream("\udcff", PARAMS),
+            lambda: server.chat([ChatMessage("user", "\udcff")], PARAMS),
+        ):
+            with pytest.raises(RequestError, match="not valid Unicode"):
+                ask()
+        assert place.asked == []
+
+
 @pytest.mark.parametrize("number", [128, 200, 256])
 def test_a_limit_is_sent_if_it_was_given_whatever_it_is(shm_dir: Path, number: int) -> None:
     frontend = PlayedFrontend(shm_dir, [Chunk(id="", finish_reason="stop", metrics=METRICS)])

@@ -56,7 +56,7 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROMPT]...",
+            metavar="PROMPT",
             help="what to ask, one answer to each; none or - reads standard input",
             show_default=False,
         ),

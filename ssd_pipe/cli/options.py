@@ -164,7 +164,9 @@ sampling_options = expand(
             "max_tokens",
             Annotated[
                 int | None,
-                typer.Option("--max-tokens", help=f"[default: {MAX_TOKENS}, or the server's]"),
+                typer.Option(
+                    "--max-tokens", help=f"of an answer; none = {MAX_TOKENS}, or what a server says"
+                ),
             ],
         ),
         option("temperature", Annotated[float, typer.Option(help="0 is greedy")], 0.0),

@@ -43,7 +43,7 @@ def down(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="runs; none = the only one there is", show_default=False
+            metavar="NAME", help="runs; none = the only one there is", show_default=False
         ),
     ] = None,
     every: Annotated[

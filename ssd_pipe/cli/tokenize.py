@@ -21,7 +21,7 @@ def tokenize(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TEXT]",
+            metavar="TEXT",
             help="what to tokenize, or ids to decode; none or - reads standard input",
             show_default=False,
         ),
