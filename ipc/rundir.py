@@ -18,26 +18,23 @@ from types import TracebackType
 
 from ipc import janitor, runlock
 from ipc.errors import ConfigError, ResourceError
+from ipc.run_files import SOCKET_PATH_LIMIT, RunFiles
 
-SOCKET_PATH_LIMIT = 107  # bytes, sockaddr_un.sun_path without its final NUL
 SOCKET_NAME_ROOM = 28  # bytes kept for "/<name>.sock"
 OWNED = "llm-"  # prefix of runs that a program has for itself
 _NEW = ".new-"
 _MIB = 1 << 20
 
 
-class RunDir:
+class RunDir(RunFiles):
     """One process's hold on a run directory. A context manager; ``close`` releases the hold.
 
     Attributes:
-        name: the run's name.
-        path: the directory, absolute.
         created: True in the process that made the directory.
     """
 
     def __init__(self, path: Path, lock_fd: int, created: bool) -> None:
-        self.name = path.name
-        self.path = path
+        super().__init__(path)
         self.created = created
         self._lock_fd = lock_fd
         self._owner = os.getpid()
@@ -150,34 +147,10 @@ class RunDir:
                 removed.append(path.name)
         return sorted(removed)
 
-    @property
-    def config(self) -> Path:
-        """``config.json``: the run's configuration as its creator wrote it."""
-        return self.path / "config.json"
-
-    def socket(self, name: str) -> Path:
-        """Path of a unix socket. Raises ResourceError if it is too long to bind."""
-        path = self.path / f"{name}.sock"
-        if len(os.fsencode(path)) > SOCKET_PATH_LIMIT:
-            raise ResourceError(f"{path}: longer than a unix socket's {SOCKET_PATH_LIMIT} bytes")
-        return path
-
-    def endpoint(self, name: str) -> str:
-        """ZeroMQ address of ``socket(name)``."""
-        return f"ipc://{self.socket(name)}"
-
-    def bell(self, name: str) -> Path:
-        """Path of a doorbell."""
-        return self.path / f"{name}.bell"
-
-    def segment(self, name: str) -> Path:
-        """Path of a shared-memory file."""
-        return self.path / f"{name}.shm"
-
     def wipe(self) -> None:
         """Remove what ended processes of the run left behind; no other one may be alive."""
         for path in self.path.iterdir():
-            if path.name not in (runlock.LOCK, self.config.name):
+            if path not in self.kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:

@@ -224,6 +224,7 @@ class Frontend:
                 speculative=self._config.speculative,
                 synthetic=bool(self._config.speculation.synthetic_acceptance),
                 index=index,
+                thinking=prepared.thinking,
             )
             self._open.add(group, request)
             self._runtime.log.info("request", rid=rid, id=key[1], tokens=len(prepared.tokens))

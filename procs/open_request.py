@@ -26,6 +26,7 @@ class OpenRequest:
             end without statistics.
         synthetic: its outcomes are replayed ones.
         index: which of the answers to a Submit it is.
+        thinking: as in Chunk; told once.
         stopped: a stop text has ended it; the scheduler's statistics are still to come.
     """
 
@@ -45,6 +46,7 @@ class OpenRequest:
     accepted: int = 0
     stats: RequestStats | None = None
     index: int = 0
+    thinking: bool | None = None
     stopped: bool = False
 
     def chunk(self, out: TokensOut, token_bytes: Callable[[int], bytes]) -> Chunk | None:
@@ -92,6 +94,7 @@ class OpenRequest:
             accepted=min(out.accepted, len(ids)),
             drafted=out.drafted,
             accepted_text=len(lead.text),
+            thinking=self._told_thinking(),
         )
 
     def cancelled(self) -> Chunk:
@@ -106,6 +109,10 @@ class OpenRequest:
             metrics=self.metrics(),
             index=self.index,
         )
+
+    def _told_thinking(self) -> bool | None:
+        thinking, self.thinking = self.thinking, None
+        return thinking
 
     def metrics(self) -> RequestMetrics:
         """Measured so far; ``queue_time`` counts until the scheduler took the request up."""

@@ -25,7 +25,7 @@ from ssd_pipe import logs
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ConfigError, PeerLost, SsdPipeError
 from ssd_pipe.last_words import LastWords
-from ssd_pipe.members import HUB_ROLE, SUPERVISOR_VARIABLE, process_name
+from ssd_pipe.members import HUB_ROLE, SUPERVISOR_VARIABLE, process_name, process_title
 from ssd_pipe.prctl import end_with_parent, set_title
 from ssd_pipe.threads import (
     available_cores,
@@ -186,7 +186,7 @@ def run_process(
     the supervisor's thread that started it ends.
     """
     name = process_name(config, role, rank)
-    set_title(f"ssd-{name}")
+    set_title(process_title(name))
     stopping = StopFlag()
     _handle_signals(stopping)
     runtime: Runtime | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ipc.curve import is_exposed
-from ipc.rundir import SOCKET_PATH_LIMIT
+from ipc.run_files import SOCKET_PATH_LIMIT
 from ssd_pipe.config import FanOut, PipelineConfig, config_from_mapping
 from ssd_pipe.errors import ConfigError
 

@@ -56,7 +56,8 @@ def dimensions(config: PipelineConfig) -> Dimensions:
         if draft.vocab_size != target.vocab_size:
             raise ConfigError(
                 "draft.model",
-                f"vocabulary of {draft.vocab_size} tokens, the target's has {target.vocab_size}",
+                f"vocabulary of {draft.vocab_size} tokens, the target's has {target.vocab_size}; "
+                "a draft needs the target's (--draft), and mode ar needs none",
             )
     wanted = config.scheduler.max_model_len
     if wanted > limit:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from ipc import curve
-from ipc.rundir import RunDir, find_run
+from ipc.run_files import RunFiles
+from ipc.rundir import find_run
 from ssd_pipe.config import RunSection
 from ssd_pipe.errors import ResourceError
 
@@ -18,7 +19,7 @@ MAX_MESSAGE = 8 << 20  # bytes of one message from a client
 SERVER_KEY, CLIENT_KEY = "SSD_SERVER_KEY", "SSD_CLIENT_KEY"
 
 
-def local_endpoint(run_dir: RunDir) -> str:
+def local_endpoint(run_dir: RunFiles) -> str:
     """The socket in the run directory."""
     return run_dir.endpoint(PUBLIC_SOCKET)
 
@@ -35,13 +36,12 @@ def find_endpoint(endpoint: str | None = None, run: str | None = None, shm_dir: 
     if not (run or shm_dir) and (from_environment := os.environ.get("SSD_ENDPOINT")):
         return from_environment
     try:
-        path = find_run(shm_dir or RunSection().shm_dir, run or "")
+        return local_endpoint(RunFiles(find_run(shm_dir or RunSection().shm_dir, run or "")))
     except ResourceError as error:
         raise ResourceError(
             f"no pipeline to talk to: {error}; start one: ssd-pipe up, or say where it is: "
             "--shm-dir (its run.shm_dir) or --endpoint"
         ) from None
-    return f"ipc://{path / f'{PUBLIC_SOCKET}.sock'}"
 
 
 def find_keys(endpoint: str, server_key: str = "", client_key: str = "") -> curve.ClientKeys | None:

@@ -28,6 +28,11 @@ def process_name(config: PipelineConfig, role: str, rank: int = 0) -> str:
     return f"{role}-{rank}" if ranked else role
 
 
+def process_title(name: str) -> str:
+    """What the system's own ps and top call a process."""
+    return f"ssd-{name}"
+
+
 def process_names(config: PipelineConfig, role: str) -> list[str]:
     """Names of all processes of ``role``, by rank."""
     return [process_name(config, role, rank) for rank in range(process_count(config, role))]

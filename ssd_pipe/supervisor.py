@@ -21,7 +21,7 @@ import msgspec
 from ipc import filesystem
 from ipc.messages.hub import ProcessState
 from ipc.rundir import RunDir, list_runs
-from ssd_pipe import logs, preflight, ready_file
+from ssd_pipe import logs, preflight, ready_file, run_control
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
@@ -29,7 +29,7 @@ from ssd_pipe.footprint import shared_bytes
 from ssd_pipe.gateway_address import address, listen, usable_endpoint
 from ssd_pipe.group import Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
-from ssd_pipe.life import Life
+from ssd_pipe.life import READY_TURN, Life
 from ssd_pipe.relay import Relay, Sink
 from ssd_pipe.restarts import RestartBudget
 from ssd_pipe.threads import check_cpus
@@ -190,7 +190,15 @@ class Supervisor:
         logs.expire(self.log_dir.parent, list_runs(run.shm_dir))
         self._sink.open_file(self.log_dir / "supervisor.jsonl", run.log_limit)
         ready_file.write_atomically(run_dir.config, msgspec.json.encode(self.config))
+        run_control.announce(run_dir)
+        self._run_files = run_dir
         self._remove_ready_file()
+
+    def _stopping(self) -> bool:
+        """Whether the owner, or somebody else in the run directory, has asked for the end."""
+        if not self._stop_reason and run_control.stop_requested(self._run_files):
+            self.request_stop(run_control.STOP_REASON)
+        return bool(self._stop_reason)
 
     def _supervise(self, launcher: Launcher, run_dir: RunDir) -> None:
         try:
@@ -211,14 +219,7 @@ class Supervisor:
     def _live(self, launcher: Launcher) -> None:
         """One life of the group, until it is asked to stop or has failed."""
         self.state = GroupState.STARTING
-        life = Life(
-            self.config,
-            self._group,
-            launcher,
-            self._sink,
-            self.endpoint,
-            lambda: bool(self._stop_reason),
-        )
+        life = Life(self.config, self._group, launcher, self._sink, self.endpoint, self._stopping)
         with life:
             self._life = life
             if life.begin():
@@ -248,7 +249,7 @@ class Supervisor:
     def _make_room(self, run_dir: RunDir) -> bool:
         """After a failure: make room for another life of the group; False if there will be none."""
         was_ready = self._ready_or_over.is_set()
-        if self.config.run.on_failure != "restart" or not was_ready or self._stop_reason:
+        if self.config.run.on_failure != "restart" or not was_ready or self._stopping():
             return False
         wait = self._budget.take(self._life.served if self._life is not None else 0.0)
         if wait is None:
@@ -264,8 +265,8 @@ class Supervisor:
         run_dir.wipe()
         self.failure = ""
         until = time.monotonic() + wait
-        while not self._stop_reason and (left := until - time.monotonic()) > 0:
-            self._group.turn(left)
+        while not self._stopping() and (left := until - time.monotonic()) > 0:
+            self._group.turn(min(left, READY_TURN))
         self.restarts += not self._stop_reason
         return not self._stop_reason
 

@@ -35,7 +35,7 @@ MAX_LEN = 64
 TIMEOUT_MS = 10_000
 
 
-def model_folder(path):
+def model_folder(path, template=TEMPLATE):
     """A folder the frontend can work with; no weights are ever read from it."""
     tokenizer = byte_level()
     tokenizer.backend.save(str(path / "tokenizer.json"))
@@ -51,7 +51,7 @@ def model_folder(path):
     }
     (path / "config.json").write_text(json.dumps(config))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     (path / "model.safetensors").write_bytes(b"")
     return path
 
@@ -98,7 +98,7 @@ class Peer:
 class Pipeline:
     """Run directory, frontend thread and scheduler peer of one test."""
 
-    def __init__(self, tmp_path, endpoint="", **run):
+    def __init__(self, tmp_path, endpoint="", template=TEMPLATE, **run):
         folder = tmp_path / "model"
         folder.mkdir()
         shm = tmp_path / "s"  # socket paths are short
@@ -107,7 +107,7 @@ class Pipeline:
         self.config = config_from_mapping(
             {
                 "mode": "ar",
-                "target": {"model": str(model_folder(folder))},
+                "target": {"model": str(model_folder(folder, template))},
                 "run": {"shm_dir": self.shm_dir, "endpoint": endpoint} | run,
             }
         )
@@ -141,8 +141,8 @@ class Pipeline:
 
 
 @contextlib.contextmanager
-def pipeline(tmp_path, endpoint="", **run):
-    made = Pipeline(tmp_path, endpoint, **run)
+def pipeline(tmp_path, endpoint="", template=TEMPLATE, **run):
+    made = Pipeline(tmp_path, endpoint, template, **run)
     try:
         yield made
     finally:
@@ -161,7 +161,8 @@ class Echo:
         added, aborted: messages seen, by arrival.
     """
 
-    def __init__(self, peer):
+    def __init__(self, peer, pid=1):
+        self._pid = pid  # the scheduler's
         self.added: queue.Queue[AddRequest] = queue.Queue()
         self.aborted: queue.Queue[AbortRequest] = queue.Queue()
         self._peer = peer
@@ -175,7 +176,7 @@ class Echo:
                 continue
             message = self._peer.recv()
             if isinstance(message, StatsRequest):
-                processes = [ProcessState(name="scheduler", pid=1, state="ready")]
+                processes = [ProcessState(name="scheduler", pid=self._pid, state="ready")]
                 self._peer.send(SchedulerStats(message.token, {"running": 1.0}, processes))
             elif isinstance(message, AbortRequest):
                 self.aborted.put(message)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import httpx
 import msgspec
 import pytest
 from rich.console import Console
@@ -19,8 +20,8 @@ from rich.console import Console
 from ipc.messages.client import Chunk, StatusReply
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe import __version__
-from ssd_pipe.cli.chat import key_for
 from ssd_pipe.cli.main import main
+from ssd_pipe.cli.server_choice import key_for
 from ssd_pipe.cli.status import print_status
 from ssd_pipe.cli.talk import show
 from ssd_pipe.client import Stream
@@ -29,8 +30,10 @@ from ssd_pipe.doctor import Report, render
 from ssd_pipe.errors import PeerLost
 from ssd_pipe.gateway_address import usable_endpoint
 from ssd_pipe.preflight import tokenizer_mismatch
+from ssd_pipe.runs import list_pipelines
 from ssd_pipe.threads import has_gpu
 from tests.pipelines import byte_model, command
+from tests.waiting import wait_for
 
 TIMEOUT = 60
 Refused = Callable[..., str]
@@ -180,6 +183,45 @@ def test_up_refuses_a_gateway_port_in_use(model: Path, shm_dir: Path, refused: R
     )
 
 
+def test_serve_is_up_with_a_gateway_and_down_ends_it(
+    model: Path, tmp_path: Path, shm_dir: Path
+) -> None:
+    ready = tmp_path / "ready.json"
+    place = ["--mode", "ar", "--set", f"run.shm_dir={shm_dir}", "--log-dir", str(tmp_path)]
+    arguments = ["--port", "0", "--served-model-name", "mine", "--ready-file", str(ready)]
+    process = subprocess.Popen(
+        command("serve", str(model), *place, *arguments),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(ready.exists, 120.0)
+        url = json.loads(ready.read_text())["http"]
+        assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["mine"]
+        (found,) = list_pipelines(str(shm_dir))
+        assert (found.pid, found.state, found.url) == (process.pid, "ready", url)
+        done = ssd_pipe("down", found.name, "--shm-dir", str(shm_dir))
+        assert (done.returncode, done.stdout) == (0, f"{found.name} stopped\n"), done.stderr
+        assert list_runs(shm_dir) == []
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 0
+        assert "ssd-pipe down" in errors
+        assert [line for line in errors.splitlines() if '"level": "error"' in line] == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_serve_refuses_what_up_refuses(model: Path, shm_dir: Path, refused: Refused) -> None:
+    line = refused("serve", str(model), "--target", str(model), status=2)
+    assert line == "error: --target: MODEL names the target already"
+    # The built-in draft is another model's.
+    line = refused("serve", str(model), "--set", f"run.shm_dir={shm_dir}", status=2)
+    assert "draft.model: vocabulary of 49152 tokens, the target's has 259" in line
+    assert "mode ar needs none" in line
+
+
 def test_up_refuses_a_run_directory_in_use(model: Path, shm_dir: Path, refused: Refused) -> None:
     place = ["--set", f"run.shm_dir={shm_dir}", "--mode", "ar", "--target", str(model)]
     with RunDir.create(shm_dir, "taken"):
@@ -299,8 +341,20 @@ def test_debug_shows_the_traceback() -> None:
 def test_help_lists_the_commands() -> None:
     done = ssd_pipe("--help")
     assert done.returncode == 0
-    names = ("up", "run", "demo", "generate", "chat", "pull", "status", "top", "trace", "doctor")
-    for name in (*names, "bench"):
+    names = (
+        "up",
+        "serve",
+        "run",
+        "demo",
+        "generate",
+        "chat",
+        "ps",
+        "down",
+        "status",
+        "top",
+        "trace",
+    )
+    for name in (*names, "pull", "doctor", "bench"):
         assert name in done.stdout
 
 

@@ -14,7 +14,9 @@ from ipc.messages.requests import TokensOut
 from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.openai_server import OpenAIServer
 from ssd_pipe.params import SamplingParams
+from ssd_pipe.server_stream import ServerChunk
 from tests.frontend_peer import Pipeline, pipeline
+from tests.http.played_server import delta, played
 from tests.http.server import PlayedFrontend, gateway_before
 from tests.pipelines import command
 from tests.text.vocabularies import byte_level
@@ -28,13 +30,14 @@ METRICS = RequestMetrics(
     total_time=0.2,
     decode_rate=9.0,
 )
+PARAMS = SamplingParams()
 
 
 def test_parameters_go_out_and_any_text_comes_back(shm_dir: Path) -> None:
     texts = ["a\u2028b\x85", "\r\n\x0b", "データ"]
     chunks = [Chunk(id="", text=text, token_ids=(i,)) for i, text in enumerate(texts)]
     chunks.append(Chunk(id="", finish_reason="length", metrics=METRICS))
-    played = PlayedFrontend(shm_dir, chunks)
+    frontend = PlayedFrontend(shm_dir, chunks)
     params = SamplingParams(
         max_tokens=7, temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=4, stop=("x", "y"),
         ignore_eos=True, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=-0.5,
@@ -42,27 +45,105 @@ def test_parameters_go_out_and_any_text_comes_back(shm_dir: Path) -> None:
     )  # fmt: skip
     variables = {"enable_thinking": False}
     try:
-        with gateway_before(played) as (_, place), OpenAIServer(place.url) as server:
+        with gateway_before(frontend) as (_, place), OpenAIServer(place.url) as server:
             got = list(server.chat(HELLO, params, chat_template_kwargs=variables))
     finally:
-        played.close()
+        frontend.close()
     assert "".join(chunk.text for chunk in got) == "".join(texts)
     assert got[-1].finish_reason == "length"
     metrics = got[-1].metrics
     assert metrics is not None
     assert (metrics.prompt_tokens, metrics.output_tokens) == (5, 3)
     assert 0 < metrics.time_to_first_token <= metrics.total_time
-    (submitted,) = played.submitted
+    (submitted,) = frontend.submitted
     assert submitted.params == params
     assert submitted.chat_template_kwargs == variables
     assert submitted.messages == tuple(HELLO)
 
 
+USAGE = {"prompt_tokens": 4, "completion_tokens": 7}
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_come_apart_from_the_text(name: str) -> None:
+    events = [
+        delta(role="assistant", content=""),
+        delta(**{name: "hm"}),
+        delta(**{name: "m", "content": "so"}),
+        delta(finish="stop", content=None),
+        {"choices": [], "usage": USAGE},
+    ]
+    with played(*events) as place, OpenAIServer(place.url) as server:
+        got = list(server.chat(HELLO, PARAMS))
+    assert [(c.reasoning, c.text) for c in got if isinstance(c, ServerChunk)] == [
+        ("hm", ""),
+        ("m", "so"),
+        ("", ""),
+    ]
+    assert got[-1].finish_reason == "stop"
+
+
+def test_each_of_several_answers_has_an_end_of_its_own() -> None:
+    events = [
+        delta(1, content="b"),
+        delta(0, content="a"),
+        delta(1, finish="length", content="c"),
+        delta(7, content="of nobody"),
+        {"choices": [{"delta": {"content": "d"}, "finish_reason": "tool_calls"}]},
+        {"choices": [], "usage": USAGE},
+    ]
+    with played(*events) as place, OpenAIServer(place.url) as server:
+        got = list(server.chat(HELLO, SamplingParams(n=2)))
+        (asked,) = place.asked
+    assert asked["n"] == 2
+    assert [(c.index, c.text, c.finish_reason) for c in got] == [
+        (1, "b", None),
+        (0, "a", None),
+        (1, "c", None),
+        (1, "", "length"),
+        (0, "d", None),
+        (0, "", "tool_calls"),
+    ]
+    assert [c.metrics and c.metrics.output_tokens for c in got] == [None] * 5 + [7]
+
+
+def test_a_cancel_ends_those_that_are_open() -> None:
+    events = [delta(1, finish="stop", content="b"), delta(0, content="a"), delta(2, content="c")]
+    with played(*events) as place, OpenAIServer(place.url) as server:
+        stream = server.chat(HELLO, SamplingParams(n=3))
+        first = next(stream)
+        stream.cancel()
+        ends = {c.index: c.finish_reason for c in stream if c.finish_reason}
+    assert first.text == "b"
+    assert ends == {0: "cancelled", 1: "stop", 2: "cancelled"}
+
+
+def test_a_text_to_continue() -> None:
+    event = {"choices": [{"index": 0, "text": "more", "finish_reason": "length"}], "usage": USAGE}
+    with played(event) as place, OpenAIServer(place.url, limited=False) as server:
+        got = list(server.stream("text", SamplingParams(max_tokens=40, seed=2)))
+        (asked,) = place.asked
+    assert [(c.text, c.finish_reason) for c in got] == [("more", None), ("", "length")]
+    assert {"prompt": "text", "max_tokens": 40, "seed": 2, "model": "m"}.items() <= asked.items()
+    assert "n" not in asked
+
+
+def test_a_text_that_is_not_unicode_is_refused() -> None:
+    with played() as place, OpenAIServer(place.url) as server:
+        for ask in (
+            lambda: server.stream("\udcff", PARAMS),
+            lambda: server.chat([ChatMessage("user", "\udcff")], PARAMS),
+        ):
+            with pytest.raises(RequestError, match="not valid Unicode"):
+                ask()
+        assert place.asked == []
+
+
 @pytest.mark.parametrize("number", [128, 200, 256])
 def test_a_limit_is_sent_if_it_was_given_whatever_it_is(shm_dir: Path, number: int) -> None:
-    played = PlayedFrontend(shm_dir, [Chunk(id="", finish_reason="stop", metrics=METRICS)])
+    frontend = PlayedFrontend(shm_dir, [Chunk(id="", finish_reason="stop", metrics=METRICS)])
     try:
-        with gateway_before(played) as (_, place):
+        with gateway_before(frontend) as (_, place):
             for given in ([], ["--max-tokens", str(number)]):
                 told = subprocess.run(
                     command("chat", "--url", place.url, *given),
@@ -72,8 +153,8 @@ def test_a_limit_is_sent_if_it_was_given_whatever_it_is(shm_dir: Path, number: i
                 )
                 assert told.returncode == 0
     finally:
-        played.close()
-    free, limited = played.submitted
+        frontend.close()
+    free, limited = frontend.submitted
     assert limited.params.max_tokens == number
     assert limited.must_fit  # a limit of the user's own
     assert not free.must_fit

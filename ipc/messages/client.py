@@ -118,6 +118,10 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     chain was accepted. With ``drafted`` 0 nothing was speculated. ``accepted_text`` is the number
     of leading characters of the text that accepted ids gave; a character that several ids make up
     is of the last of them.
+
+    ``thinking``, on an answer's first chunk: whether the prompt ended in ``<think>``, so that the
+    answer begins with a thought (True), or the answer may begin with that mark itself (False);
+    None where the model's chat template knows of no thoughts.
     """
 
     id: str
@@ -130,6 +134,7 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     accepted: int = 0
     drafted: int = 0
     accepted_text: int = 0
+    thinking: bool | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", kw_only=True):

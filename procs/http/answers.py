@@ -21,13 +21,14 @@ Item: TypeAlias = tuple[int, Chunk]
 
 @dataclass(slots=True)
 class Answer:
-    """One answer, as far as it has come."""
+    """One answer, as far as it has come; ``thinking`` is its first chunk's."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
     metrics: RequestMetrics | None = None
+    thinking: bool | None = None
 
     @property
     def text(self) -> str:
@@ -151,6 +152,8 @@ class Answers:
             if last := self._last_time[index]:
                 self._histograms.tokens(len(chunk.token_ids), now - last)
             self._last_time[index] = now
+        if chunk.thinking is not None:
+            answer.thinking = chunk.thinking
         answer.texts.append(chunk.text)
         answer.token_ids += chunk.token_ids
         answer.logprobs += chunk.logprobs

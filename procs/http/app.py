@@ -12,7 +12,7 @@ from litestar.di import Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from procs.http import errors, openapi, routes_openai, routes_ops
+from procs.http import errors, openapi, routes_openai, routes_ops, routes_tokens
 from procs.http.errors import ApiError
 from procs.http.service import Service
 from ssd_pipe.config import GatewaySection
@@ -26,9 +26,10 @@ def api_key(gateway: GatewaySection) -> str:
 
 
 def build(service: Service) -> Litestar:
-    """The application of one gateway. Only /v1 asks for the API key."""
+    """The application of one gateway. Only health, metrics, version and schema ask for no key."""
     gateway = service.config.gateway
     key = api_key(gateway)
+    guards = [require(key)] if key else []
     app = Litestar(
         route_handlers=[
             Router(
@@ -39,7 +40,12 @@ def build(service: Service) -> Litestar:
                     routes_openai.models,
                     routes_openai.model,
                 ],
-                guards=[require(key)] if key else [],
+                guards=guards,
+            ),
+            Router(
+                "/",
+                route_handlers=[routes_tokens.tokenize, routes_tokens.detokenize],
+                guards=guards,
             ),
             routes_ops.health,
             routes_ops.metrics,

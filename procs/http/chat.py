@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ipc.messages.client import TokenLogprob
-from procs.http.answers import Answers, Item
+from ipc.messages.client import Chunk, TokenLogprob
+from procs.http.answers import Answer, Answers, Item
 from procs.http.logprobs import chat_logprobs
 from procs.http.responses import (
     AnswerMessage,
@@ -21,11 +21,16 @@ from procs.http.responses import (
     Usage,
 )
 from procs.http.usage import finish_reason, usage
+from ssd_pipe.text.thinking import Said, ThoughtSplitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRenderer:
-    """One request's answers as chat completion objects."""
+    """One request's answers as chat completion objects.
+
+    Attributes:
+        separate_reasoning: tell thoughts apart from the text, if the model's template knows any.
+    """
 
     answers: Answers
     id: str
@@ -33,6 +38,8 @@ class ChatRenderer:
     created: int
     include_usage: bool
     with_logprobs: bool
+    separate_reasoning: bool = True
+    _splitters: dict[int, ThoughtSplitter] = field(default_factory=dict)
 
     def opening(self) -> list[msgspec.Struct]:
         """Who speaks."""
@@ -43,8 +50,14 @@ class ChatRenderer:
         """The text, if any, then the finish reason in an object of its own."""
         index, chunk = item
         events: list[msgspec.Struct] = []
-        if chunk.text or chunk.logprobs:
-            events.append(self._chunk(index, Delta(content=chunk.text), logprobs=chunk.logprobs))
+        said = self._split(index, chunk)
+        if said.reasoning or said.content or chunk.logprobs:
+            silent = said.reasoning and not said.content
+            delta = Delta(
+                content=None if silent else said.content,
+                reasoning_content=said.reasoning or None,
+            )
+            events.append(self._chunk(index, delta, logprobs=chunk.logprobs))
         if chunk.finish_reason is not None:
             events.append(self._chunk(index, Delta(), chunk.finish_reason))
         return events
@@ -62,7 +75,7 @@ class ChatRenderer:
             choices=[
                 ChatChoice(
                     index=i,
-                    message=AnswerMessage(content=answer.text),
+                    message=self._message(answer),
                     finish_reason=finish_reason(answer.finish_reason) or "stop",
                     logprobs=chat_logprobs(answer.logprobs) if self.with_logprobs else None,
                 )
@@ -70,6 +83,22 @@ class ChatRenderer:
             ],
             usage=usage(self.answers),
         )
+
+    def _split(self, index: int, chunk: Chunk) -> Said:
+        if chunk.thinking is not None and self.separate_reasoning:
+            self._splitters[index] = ThoughtSplitter(chunk.thinking)
+        splitter = self._splitters.get(index)
+        if splitter is None:
+            return Said("", chunk.text)
+        said = splitter.push(chunk.text)
+        return said.then(splitter.finish()) if chunk.finish_reason is not None else said
+
+    def _message(self, answer: Answer) -> AnswerMessage:
+        if answer.thinking is None or not self.separate_reasoning:
+            return AnswerMessage(content=answer.text)
+        splitter = ThoughtSplitter(answer.thinking)
+        said = splitter.push(answer.text).then(splitter.finish())
+        return AnswerMessage(content=said.content, reasoning_content=said.reasoning or UNSET)
 
     def _chunk(
         self,

@@ -22,7 +22,12 @@ from litestar.openapi.spec import (
 )
 
 from procs.http.responses import ErrorBody
-from procs.http.schemas import ChatRequest, CompletionRequest
+from procs.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -71,6 +76,22 @@ class ChatOperation(Operation):
         self.request_body = _body(ChatRequest)
 
 
+@dataclass
+class TokenizeOperation(Operation):
+    """``POST /tokenize``."""
+
+    def __post_init__(self) -> None:
+        self.request_body = _body(TokenizeRequest)
+
+
+@dataclass
+class DetokenizeOperation(Operation):
+    """``POST /detokenize``."""
+
+    def __post_init__(self) -> None:
+        self.request_body = _body(DetokenizeRequest)
+
+
 def description() -> OpenAPIConfig:
     """Served as JSON under /schema and /schema/openapi.json."""
     return OpenAPIConfig(
@@ -87,7 +108,8 @@ def description() -> OpenAPIConfig:
 def describe_bodies(app: Litestar) -> None:
     """Put the schemas that ``_body`` refers to beside those that the framework made."""
     _, schemas = msgspec.json.schema_components(
-        [CompletionRequest, ChatRequest], ref_template=REFERENCE
+        [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest],
+        ref_template=REFERENCE,
     )
     described = app.openapi_schema.components.schemas
     described.update({name: JsonSchema(content=s) for name, s in schemas.items()})

@@ -20,6 +20,7 @@ from procs.http.schemas import (
     ContentPart,
     GenerationRequest,
     RequestMessage,
+    TokenizeRequest,
 )
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, checked, wrong_type
@@ -30,7 +31,10 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 PARTS_JOINT = "\n"
 UNSUPPORTED = "is not supported by this server"
 
+REFUSED_WITH_TOKENS = ("tools", "chat_template", "continue_final_message")
+
 Wanted = TypeVar("Wanted", CompletionRequest, ChatRequest)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,8 @@ class Prompt:
 
 
 def decode(body: bytes, kind: type[Wanted]) -> Wanted:
-    """Raises ApiError or RequestError (400): not JSON, a wrong type, a field not supported."""
-    try:
-        request = msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise wrong_type(error) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    """Raises as ``decode_any``, and for a field that is not supported."""
+    request = decode_any(body, kind)
     for name in UNSUPPORTED_NAMES:
         # Tools that must not be called are as good as none.
         if name != "tools" or request.tool_choice != "none":
@@ -58,6 +57,16 @@ def decode(body: bytes, kind: type[Wanted]) -> Wanted:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "only with stream = true", "stream_options")
     return request
+
+
+def decode_any(body: bytes, kind: type[Body]) -> Body:
+    """Raises ApiError or RequestError (400): not JSON, or a wrong type."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise wrong_type(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}") from None
 
 
 def prompts(request: CompletionRequest) -> list[Prompt]:
@@ -78,10 +87,24 @@ def prompts(request: CompletionRequest) -> list[Prompt]:
 
 def conversation(request: ChatRequest) -> Prompt:
     """The messages of a chat request, as text. Raises ApiError naming the message."""
-    if not request.messages:
-        raise ApiError(400, "must hold at least one message", "messages")
-    messages = tuple(_message(i, m) for i, m in enumerate(request.messages))
-    return Prompt(messages=messages, template_kwargs=request.chat_template_kwargs)
+    return Prompt(
+        messages=_messages(request.messages), template_kwargs=request.chat_template_kwargs
+    )
+
+
+def to_tokenize(request: TokenizeRequest) -> Prompt:
+    """A text, or messages. Raises ApiError (400) for both, none, or what is not supported."""
+    for name in REFUSED_WITH_TOKENS:
+        _refuse_unless_neutral(name, getattr(request, name))
+    if (request.prompt is None) == (request.messages is None):
+        raise ApiError(400, "exactly one of prompt and messages must be given", "prompt")
+    if request.messages is not None:
+        messages = _messages(request.messages)
+        return Prompt(messages=messages, template_kwargs=request.chat_template_kwargs)
+    for name in ("add_generation_prompt", "chat_template_kwargs"):
+        if getattr(request, name) is not None:
+            raise ApiError(400, "only with messages", name)
+    return Prompt(text=request.prompt)
 
 
 def choices(request: GenerationRequest, prompts: Sequence[Prompt]) -> int:
@@ -162,6 +185,12 @@ def _refuse_unless_neutral(name: str, value: Any) -> None:
     neutral = any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ()))
     if value is not None and not neutral:
         raise ApiError(400, UNSUPPORTED, name, "unsupported_parameter")
+
+
+def _messages(given: Sequence[RequestMessage]) -> tuple[ChatMessage, ...]:
+    if not given:
+        raise ApiError(400, "must hold at least one message", "messages")
+    return tuple(_message(i, m) for i, m in enumerate(given))
 
 
 def _message(index: int, message: RequestMessage) -> ChatMessage:

@@ -76,7 +76,10 @@ class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """``reasoning_content``: what a model that thinks first has thought."""
+
     content: str
+    reasoning_content: str | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
 
@@ -102,6 +105,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +124,21 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
+
+
+class Tokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """``token_strs``: names of the tokens in the vocabulary, where they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of the tokens, special ones included."""
+
+    prompt: str
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ async def completions(
     request: HttpRequest, body: RawBody, service: NamedDependency[Service]
 ) -> Response[Completion] | Stream:
     """Continue a text; with ``stream``, as server-sent events."""
-    _check_media_type(request)
+    check_media_type(request)
     wanted = parse.decode(body, CompletionRequest)
     service.check_model(wanted.model)
     prompts = parse.prompts(wanted)
@@ -72,7 +72,7 @@ async def chat_completions(
     request: HttpRequest, body: RawBody, service: NamedDependency[Service]
 ) -> Response[ChatCompletion] | Stream:
     """Answer a conversation; with ``stream``, as server-sent events."""
-    _check_media_type(request)
+    check_media_type(request)
     wanted = parse.decode(body, ChatRequest)
     service.check_model(wanted.model)
     prompt = parse.conversation(wanted)
@@ -87,6 +87,7 @@ async def chat_completions(
             created=int(time.time()),
             include_usage=_include_usage(wanted),
             with_logprobs=params.logprobs is not None,
+            separate_reasoning=wanted.separate_reasoning is not False,
         )
         if wanted.stream:
             return await stream(request, answers, renderer)
@@ -116,7 +117,8 @@ async def _whole(
         await answers.aclose()
 
 
-def _check_media_type(request: HttpRequest) -> None:
+def check_media_type(request: HttpRequest) -> None:
+    """Raises ApiError (415) for a body that does not call itself JSON."""
     # Only this type makes a browser ask before a foreign page may send it.
     if request.content_type[0] != "application/json":
         raise ApiError(415, "the content type must be application/json")

@@ -146,12 +146,44 @@ class RequestMessage(msgspec.Struct, frozen=True, kw_only=True):
     audio: dict[str, Any] | None = None
 
 
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``POST /tokenize``, as vLLM has it: ``prompt``, or ``messages`` for the chat template.
+
+    ``add_special_tokens``: those the tokenizer adds by itself; by default to a prompt only, since
+    templates have their own. ``return_token_strs``: answer their names in the vocabulary, too.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[RequestMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Refused, as where texts are generated.
+    tools: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``POST /detokenize``, as vLLM has it."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
-    """``POST /v1/chat/completions``. ``chat_template_kwargs``: variables of the model's chat
-    template, as ``{"enable_thinking": false}``."""
+    """``POST /v1/chat/completions``.
+
+    ``chat_template_kwargs``: variables of the model's chat template, as
+    ``{"enable_thinking": false}``. ``separate_reasoning``, as SGLang has it: what the model thinks
+    first goes to ``reasoning_content`` (the default), or with false stays in the text.
+    """
 
     messages: list[RequestMessage]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
+    separate_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

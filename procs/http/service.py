@@ -76,11 +76,15 @@ class Service:
         timeout = self.config.gateway.request_timeout
         return Answers(self.client, prompts, params, must_fit, timeout, self.histograms)
 
-    async def text_of(self, prompt: Prompt) -> str:
-        """The text of a prompt, for ``echo``; the tokenizer is read when it is first needed."""
-        if prompt.token_ids is None:
-            return prompt.text or ""
+    async def tokenizer(self) -> Tokenizer:
+        """The target's, read when it is first needed."""
         if self._tokenizer is None:
             folder = resolve(self.config.target.model)
             self._tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        return self._tokenizer.decode(prompt.token_ids)
+        return self._tokenizer
+
+    async def text_of(self, prompt: Prompt) -> str:
+        """The text of a prompt, for ``echo``."""
+        if prompt.token_ids is None:
+            return prompt.text or ""
+        return (await self.tokenizer()).decode(prompt.token_ids)

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from contextlib import AbstractContextManager
-from typing import Annotated, Any, Protocol
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
-from ipc.curve import is_exposed
 from ipc.messages.client import ChatMessage
-from ssd_pipe.cli.connect import Place, place_options
 from ssd_pipe.cli.line_input import check_input, read_message
 from ssd_pipe.cli.options import Sampling, sampling_options
+from ssd_pipe.cli.prompts import System, TemplateKwargs, parse_variables
+from ssd_pipe.cli.server_choice import Server, ServerChoice, server_options
 from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
-from ssd_pipe.cli.talk import (
-    AnswerStream,
-    Metrics,
-    System,
-    TemplateKwargs,
-    parse_variables,
-    print_metrics,
-    show,
-)
+from ssd_pipe.cli.talk import Metrics, print_metrics, show
+from ssd_pipe.cli.thinking import Paint, painter
 from ssd_pipe.errors import ConfigError, RequestError
 from ssd_pipe.params import SamplingParams
 
@@ -36,24 +27,11 @@ COMMANDS = """\
 \"\"\"             opens a message of several lines, another one ends it; or end lines with \\"""
 
 
-class Server(Protocol):
-    """Who answers: a pipeline's client, or an OpenAIServer."""
-
-    def chat(
-        self,
-        messages: list[ChatMessage],
-        params: SamplingParams,
-        *,
-        chat_template_kwargs: dict[str, Any] | None = None,
-    ) -> AnswerStream:
-        """Stream the answer to a conversation."""
-
-
 @sampling_options
-@place_options
+@server_options
 def chat(
     sampling: Sampling,
-    place: Place,
+    server: ServerChoice,
     system: System = "",
     template_kwargs: TemplateKwargs = None,
     metrics: Metrics = False,
@@ -61,53 +39,23 @@ def chat(
         bool,
         typer.Option("--show-speculation", help="colour accepted, recovery and bonus tokens"),
     ] = False,
-    url: Annotated[
-        str, typer.Option("--url", help="an OpenAI-compatible server: http://HOST:PORT/v1")
-    ] = "",
-    model: Annotated[
-        str, typer.Option("--model", help="its model; none = the first it lists")
-    ] = "",
-    api_key: Annotated[
-        str, typer.Option("--api-key", help="its key; or OPENAI_API_KEY, here also SSD_API_KEY")
-    ] = "",
 ) -> None:
     """Talk with a running pipeline. Ctrl-C stops an answer; /help lists the commands."""
-    if url and place:
-        raise ConfigError("--url", "names a server, --run, --endpoint and --shm-dir a pipeline")
-    if url and show_speculation:
+    server.check()
+    if server.url and show_speculation:
         raise ConfigError("--show-speculation", "a server at --url does not tell; use --run")
-    if not url and (model or api_key):
-        raise ConfigError("--model" if model else "--api-key", "is for a server at --url")
     check_input()
     variables = parse_variables(template_kwargs)
     colours = show_speculation and colours_wanted()
     if colours:
         print(legend(), file=sys.stderr)
-    with _server(place, url, model, api_key, sampling.limited) as server:
-        Conversation(server, sampling.params, system, variables, metrics, colours).run()
+    with server.connect(sampling.limited) as client:
+        painting = _colouring if colours else painter
+        Conversation(client, sampling.params, system, variables, metrics, painting).run()
 
 
-def _server(
-    place: Place, url: str, model: str, api_key: str, limited: bool
-) -> AbstractContextManager[Server]:
-    if not url:
-        return place.connect()
-    from ssd_pipe.openai_server import OpenAIServer
-
-    # A server refuses a limit that the context has no room for, where a pipeline cuts it.
-    return OpenAIServer(url, model, api_key or key_for(url), limited)
-
-
-def key_for(url: str) -> str:
-    """The key in the environment. That of this machine's gateways is shown to no other server."""
-    if key := os.environ.get("OPENAI_API_KEY"):
-        return key
-    try:
-        host = urlsplit(url).hostname
-    except ValueError:
-        host = None
-    local = host is not None and not is_exposed(f"tcp://{host}:0")
-    return os.environ.get("SSD_API_KEY", "") if local else ""
+def _colouring() -> Paint:
+    return coloured
 
 
 class Conversation:
@@ -120,14 +68,14 @@ class Conversation:
         system: str,
         variables: dict[str, Any] | None,
         metrics: bool,
-        colours: bool,
+        painting: Callable[[], Paint | None],
     ) -> None:
         self._server = server
         self._params = params
         self._system = system
         self._variables = variables
         self._metrics = metrics
-        self._paint = coloured if colours else None
+        self._painting = painting
         self._turns: list[ChatMessage] = []
 
     def run(self) -> None:
@@ -161,7 +109,7 @@ class Conversation:
             stream = self._server.chat(
                 [*opening, *turns], self._params, chat_template_kwargs=self._variables
             )
-            _, numbers = show(stream, answer, self._paint)
+            finish, numbers = show(stream, answer, self._painting())
         except RequestError as error:
             print(f"error: {error}", file=sys.stderr)
             return
@@ -171,6 +119,6 @@ class Conversation:
             print()
             return
         if self._metrics and numbers is not None:
-            print_metrics(numbers)
+            print_metrics(numbers, finish)
         if text := "".join(answer):
             self._turns = [*turns, ChatMessage("assistant", text)]

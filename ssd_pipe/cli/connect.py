@@ -47,17 +47,12 @@ def _text(flag: str, text: str) -> Any:
     return Annotated[str, typer.Option(flag, help=text)]
 
 
-place_options = expand(
-    "place",
-    [
-        option("run", _text("--run", "name of a running pipeline"), ""),
-        option("endpoint", _text("--endpoint", "address of a running pipeline"), ""),
-        option("shm_dir", _text("--shm-dir", "its run.shm_dir, if not /dev/shm"), ""),
-        option("server_key", _text("--server-key", "its public key, or SSD_SERVER_KEY"), ""),
-        option(
-            "client_key", _text("--client-key", "own secret certificate, or SSD_CLIENT_KEY"), ""
-        ),
-    ],
-    lambda values: Place(**values),
+PLACE_OPTIONS = (
+    option("run", _text("--run", "name of a running pipeline"), ""),
+    option("endpoint", _text("--endpoint", "address of a running pipeline"), ""),
+    option("shm_dir", _text("--shm-dir", "its run.shm_dir, if not /dev/shm"), ""),
+    option("server_key", _text("--server-key", "its public key, or SSD_SERVER_KEY"), ""),
+    option("client_key", _text("--client-key", "own secret certificate, or SSD_CLIENT_KEY"), ""),
 )
+place_options = expand("place", PLACE_OPTIONS, lambda values: Place(**values))
 """Gives a command the options that say which pipeline it talks to, as ``place: Place``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from ssd_pipe.cli.prompts import STDIN_NAME, input_failure
 from ssd_pipe.errors import ConfigError
 
 QUOTES = '"""'
@@ -12,14 +13,15 @@ QUOTES = '"""'
 def check_input() -> None:
     """Raises ConfigError if there is no standard input to read from: it was closed (``<&-``)."""
     if sys.stdin is None:
-        raise ConfigError("standard input", "is closed, and what to ask is read from it")
+        raise ConfigError(STDIN_NAME, "is closed, and what to ask is read from it")
 
 
 def read_message() -> str | None:
     """The user's next message, None at the end of input; Ctrl-C drops what has been typed of it.
 
     A line that ends in a backslash goes on in the next one. A line that begins with three quotes
-    opens a block, which ends with the line that ends in three quotes.
+    opens a block, which ends with the line that ends in three quotes. Raises ConfigError if
+    standard input cannot be read.
     """
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() editing and history)
@@ -30,6 +32,10 @@ def read_message() -> str | None:
             return None
         except KeyboardInterrupt:
             print()
+        except OSError as error:
+            raise input_failure(error) from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(STDIN_NAME, f"is not UTF-8: {error}") from None
 
 
 def _message() -> str:

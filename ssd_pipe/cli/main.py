@@ -12,7 +12,20 @@ from typing import Annotated
 
 import typer
 
-from ssd_pipe.cli import bench, chat, doctor, keys, pipeline, pull, status, talk, top, trace
+from ssd_pipe.cli import (
+    bench,
+    chat,
+    doctor,
+    generate,
+    keys,
+    pipeline,
+    pull,
+    runs,
+    status,
+    tokenize,
+    top,
+    trace,
+)
 from ssd_pipe.cli.statuses import FAILED_STATUS, INTERRUPTED_STATUS, USAGE_STATUS
 from ssd_pipe.errors import ConfigError, SsdPipeError
 
@@ -45,11 +58,15 @@ def _program(
 
 
 app.command("up")(pipeline.up)
+app.command("serve")(pipeline.serve)
 app.command("run")(pipeline.run)
 app.command("demo")(pipeline.demo)
-app.command("generate")(talk.generate)
+app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(pull.pull)
+app.command("ps")(runs.ps)
+app.command("down")(runs.down)
 app.command("status")(status.status)
 app.command("top")(top.top)
 app.command("trace")(trace.trace)

@@ -72,6 +72,7 @@ SETTINGS = (
     Setting("--host", "gateway.host", str, "address the gateway listens on [127.0.0.1]"),
     Setting("--port", "gateway.port", int, "TCP port of the gateway [8000], 0 = any free one"),
     Setting("--api-key", "gateway.api_key", str, "bearer token of clients; or set SSD_API_KEY"),
+    Setting("--served-model-name", "gateway.model_name", str, "what HTTP clients call the model"),
     Setting(
         "--on-failure",
         "run.on_failure",
@@ -163,7 +164,9 @@ sampling_options = expand(
             "max_tokens",
             Annotated[
                 int | None,
-                typer.Option("--max-tokens", help=f"[default: {MAX_TOKENS}, or the server's]"),
+                typer.Option(
+                    "--max-tokens", help=f"of an answer; none = {MAX_TOKENS}, or what a server says"
+                ),
             ],
         ),
         option("temperature", Annotated[float, typer.Option(help="0 is greedy")], 0.0),

@@ -1,4 +1,4 @@
-"""``ssd-pipe up``, ``run`` and ``demo``: the commands that start processes."""
+"""``ssd-pipe up``, ``serve``, ``run`` and ``demo``: the commands that start processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import typer
 from ssd_pipe.cli.options import ConfigSource, config_options
 from ssd_pipe.cli.statuses import INTERRUPTED_STATUS
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.errors import PeerLost
+from ssd_pipe.config_load import load
+from ssd_pipe.errors import ConfigError, PeerLost
 
 if TYPE_CHECKING:
     from ssd_pipe.supervisor import Supervisor
@@ -35,19 +36,40 @@ class Role(StrEnum):
     GATEWAY = "gateway"
 
 
+ReadyFile = Annotated[
+    Path | None, typer.Option("--ready-file", help="JSON written here when the pipeline is ready")
+]
+
+
 @config_options
-def up(
+def up(source: ConfigSource, ready_file: ReadyFile = None, pull: Pull = True) -> int:
+    """Start all processes of a pipeline and watch them; Ctrl-C ends them."""
+    return _supervise(source.load(), ready_file, pull)
+
+
+@config_options
+def serve(
     source: ConfigSource,
-    ready_file: Annotated[
-        Path | None,
-        typer.Option("--ready-file", help="JSON written here when the pipeline is ready"),
-    ] = None,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="target model: folder, hub id or built-in name; none = as configured",
+            show_default=False,
+        ),
+    ] = "",
+    ready_file: ReadyFile = None,
     pull: Pull = True,
 ) -> int:
-    """Start all processes of a pipeline and watch them; Ctrl-C ends them."""
+    """Serve a model by OpenAI-compatible HTTP: `up --http --target MODEL`; Ctrl-C ends it."""
+    if model and "target.model" in source.overrides:
+        raise ConfigError("--target", "MODEL names the target already")
+    given = {"gateway.enabled": True} | ({"target.model": model} if model else {})
+    return _supervise(load(source.path, source.overrides | given), ready_file, pull)
+
+
+def _supervise(config: PipelineConfig, ready_file: Path | None, pull: bool) -> int:
     from ssd_pipe.supervisor import Supervisor
 
-    config = source.load()
     fetch_models(config, pull)
     supervisor = Supervisor(config, ready_file=ready_file)
     with signals_stop(supervisor):
@@ -115,7 +137,7 @@ def demo(
         finally:
             supervisor.stop("the demo is over")
         if numbers is not None:
-            print_metrics(numbers)
+            print_metrics(numbers, finish)
         notes.print(f"logs: {supervisor.log_dir}", style="dim")
     if supervisor.failure:
         raise PeerLost(supervisor.failure)

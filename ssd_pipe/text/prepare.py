@@ -12,6 +12,7 @@ from ipc.messages.sampling import GREEDY_BELOW, NoiseKey, Processors
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_SEED, SamplingParams, derived_seed
 from ssd_pipe.text.response_format import grammar_of
+from ssd_pipe.text.thinking import BEGIN
 from ssd_pipe.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters; more takes longer to tokenize than an event loop should wait
@@ -21,12 +22,13 @@ PART_TEXT = 16  # characters that a turn, or a value for its template, counts fo
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A valid request. ``max_tokens`` fits the room left; ``stop_ids`` includes EOS; one key for
-    each answer wanted."""
+    each answer wanted; ``thinking`` as in Chunk."""
 
     tokens: list[int]
     max_tokens: int
     keys: list[NoiseKey]
     stop_ids: list[int]
+    thinking: bool | None = None
 
 
 class Preparer:
@@ -67,7 +69,7 @@ class Preparer:
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(tuple(params.logit_bias or ()), "logit_bias")
         grammar = self._grammar(params)
-        field, tokens = self._tokens(submit)
+        field, tokens, thinking = self._tokens(submit)
         room = self._room(len(tokens), field)
         if submit.must_fit and params.max_tokens > room:
             raise RequestError(
@@ -89,7 +91,7 @@ class Preparer:
             grammar=grammar,
         )
         keys = _keys(params, None if processors.neutral else processors)
-        return Prepared(tokens, min(params.max_tokens, room), keys, stop_ids)
+        return Prepared(tokens, min(params.max_tokens, room), keys, stop_ids, thinking)
 
     def _grammar(self, params: SamplingParams) -> str:
         grammar = grammar_of(params.response_format)
@@ -103,7 +105,8 @@ class Preparer:
             raise RequestError(400, "the model has no end-of-sequence token", "response_format")
         return grammar
 
-    def _tokens(self, submit: Submit) -> tuple[str, list[int]]:
+    def _tokens(self, submit: Submit) -> tuple[str, list[int], bool | None]:
+        """The field that the prompt came in, its tokens, and Prepared's ``thinking``."""
         forms = {
             "prompt": submit.prompt,
             "messages": submit.messages,
@@ -122,20 +125,22 @@ class Preparer:
             raise RequestError(400, "only with messages", "chat_template_kwargs")
         if not forms[field]:
             raise RequestError(400, "must not be empty", field)
+        thinking = None
         if submit.prompt is not None:
             tokens = self._encode(submit.prompt, field)
         elif submit.messages is not None:
             turns = [{"role": m.role, "content": m.content} for m in submit.messages]
-            tokens = self._encode(
-                self._tokenizer.render_chat(turns, submit.chat_template_kwargs), field
-            )
+            rendered = self._tokenizer.render_chat(turns, submit.chat_template_kwargs)
+            tokens = self._encode(rendered, field)
+            if self._tokenizer.thinks:
+                thinking = rendered.rstrip().endswith(BEGIN)
         else:
             tokens = list(submit.token_ids or ())
             self._room(len(tokens), field)  # before each of millions is looked at
         if not tokens:
             raise RequestError(400, "holds no tokens", field)
         self._check_ids(tokens, field)
-        return field, tokens
+        return field, tokens, thinking
 
     def _encode(self, text: str, field: str) -> list[int]:
         # What cannot fit is refused before a minute goes into tokenizing it.

@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from models.folder import read_object
 from ssd_pipe.errors import ModelError, RequestError
+from ssd_pipe.text.thinking import END
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -31,6 +32,7 @@ class Tokenizer:
         backend: the ``tokenizers`` object.
         vocab_size: number of ids it knows, added tokens included.
         special_ids: ids that decoding leaves out.
+        thinks: whether the chat template knows of thoughts before an answer.
         named_tokens: texts of the tokens that templates refer to (``bos_token``, ...).
     """
 
@@ -48,6 +50,7 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.named_tokens = dict(named_tokens or {})
         self._longest, self._lost = _bounds(backend)
+        self.thinks = END in (chat_template or "")
         self._template = _compile(chat_template) if chat_template else None
 
     @classmethod
@@ -69,7 +72,7 @@ class Tokenizer:
 
     def encode(self, text: str, rendered: bool = False) -> list[int]:
         """Token ids of a plain prompt; a BOS is added only if the tokenizer itself adds one, and
-        never to the ``rendered`` text of a conversation.
+        never to the ``rendered`` text of a conversation, which has its own.
 
         The text of a special token in the prompt becomes that token.
         """
@@ -81,9 +84,13 @@ class Tokenizer:
         return self.encode(self.render_chat(messages), rendered=True)
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        variables: Mapping[str, Any] | None = None,
+        generation_prompt: bool = True,
     ) -> str:
-        """The conversation as the text the model was trained on, up to where the answer begins.
+        """The conversation as the text the model was trained on, up to where the answer begins, or
+        without ``generation_prompt`` to the end of its last turn.
 
         ``variables`` are more of the template's, as ``{"enable_thinking": False}``; it ignores
         those that it does not know. Raises RequestError (400) without a chat template, for
@@ -97,7 +104,7 @@ class Tokenizer:
             "messages": [dict(m) for m in messages],
             "tools": None,
             "documents": None,
-            "add_generation_prompt": True,
+            "add_generation_prompt": generation_prompt,
             **self.named_tokens,
         }
         taken = sorted(own.keys() & (variables or {}).keys())
@@ -115,10 +122,25 @@ class Tokenizer:
         kept = len(text) - sum(text.count(char) for char in self._lost)
         return -(-kept // self._longest)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids`` without special tokens."""
-        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Text of ``ids``, without special tokens unless ``special``."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=not special)
         return text
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's name of each token, which for most is not its text (``Ġthe``).
+
+        Raises RequestError (400) for what is no token's id.
+        """
+        names: list[str] = []
+        for token_id in ids:
+            # The package takes 32 bits, without a sign.
+            known = 0 <= token_id < 1 << 32
+            name = self.backend.id_to_token(token_id) if known else None
+            if name is None:
+                raise RequestError(400, f"{token_id} is not the id of a token", "tokens")
+            names.append(name)
+        return names
 
 
 def _bounds(backend: tokenizers.Tokenizer) -> tuple[int, str]:

@@ -14,10 +14,12 @@ import pytest
 from ipc.messages.client import ChatMessage, Chunk
 from ipc.messages.requests import TokensOut
 from ssd_pipe.cli.speculation import ACCEPTED, BONUS, RECOVERY, RESET, coloured
+from ssd_pipe.cli.thinking import DIM
 from ssd_pipe.params import SamplingParams
 from tests.cli.conftest import Running
 from tests.cli.terminal import Terminal, plain, terminal
 from tests.frontend_peer import Pipeline, pipeline
+from tests.http.played_server import delta, played
 from tests.http.server import gateway_before
 from tests.pipelines import command
 from tests.text.vocabularies import byte_level
@@ -60,10 +62,11 @@ def test_a_conversation_keeps_its_history(running: Running, place: list[str]) ->
     first = said(running, "one")
     second = said(running, "one", first, "two")
     assert done.stdout.decode() == f"{first}\n{second}\n"
-    counts = re.findall(r"^(\d+) prompt \+ 24 output tokens", done.stderr.decode(), re.MULTILINE)
+    errors = done.stderr.decode()
+    counts = re.findall(r"^\[length\] (\d+) prompt \+ 24 output tokens", errors, re.MULTILINE)
     assert len(counts) == 2
     assert int(counts[1]) > int(counts[0]) + 24
-    told = re.findall(r"cache hit rate \d\.\d\d \| mean accepted length \d\.\d\d", str(done.stderr))
+    told = re.findall(r"cache hit rate \d\.\d\d \| mean accepted length \d\.\d\d", errors)
     assert len(told) == (0 if "--url" in place else 2)
 
 
@@ -168,6 +171,23 @@ def test_colours_of_one_chunk(counts: tuple[int, int, int], expected: str) -> No
         accepted_text=text,
     )
     assert coloured(chunk) == expected
+
+
+def test_what_a_server_says_the_model_thought_is_dimmed() -> None:
+    events = [delta(reasoning_content="hm"), delta(content="so"), delta(finish="stop")]
+    with played(*events) as server:
+        with terminal("chat", "--url", server.url) as screen:
+            for _ in range(2):
+                screen.until("> ")
+                screen.type("one\n")
+                screen.until("one\r\n")
+                assert screen.until("so\r\n").endswith(f"{DIM}hm{RESET}\r\n\r\nso\r\n")
+        with terminal("chat", "--url", server.url, NO_COLOR="1") as screen:
+            screen.type("one\n")
+            assert screen.until("so\r\n").endswith("<think>\r\nhm\r\n</think>\r\n\r\nso\r\n")
+        assert chat(["--url", server.url], "one\n").stdout == b"so\n"
+        again = [message["content"] for message in server.asked[1]["messages"]]
+    assert again == ["one", "so", "one"]  # thoughts are no part of the conversation
 
 
 class Held:

@@ -112,6 +112,7 @@ WIRE: list[tuple[Any, Any]] = [
             "accepted": 0,
             "drafted": 0,
             "accepted_text": 0,
+            "thinking": None,
         },
     ),
     (

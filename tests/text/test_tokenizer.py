@@ -70,6 +70,35 @@ def test_without_a_template_chat_is_a_request_error():
     assert caught.value.code == 400
 
 
+def test_a_conversation_can_end_with_its_last_turn():
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    template += "{% if add_generation_prompt %}:{% endif %}"
+    made = Tokenizer(byte_level().backend, template)
+    turns = [{"role": "user", "content": "hi"}]
+    assert made.render_chat(turns) == "<hi>:"
+    assert made.render_chat(turns, generation_prompt=False) == "<hi>"
+    with pytest.raises(RequestError, match="cannot set add_generation_prompt"):
+        made.render_chat(turns, {"add_generation_prompt": False})
+
+
+def test_special_tokens_are_decoded_where_they_are_asked_for():
+    made = byte_level()
+    ids = made.encode("<s>hé")
+    assert made.decode(ids) == "hé"
+    assert made.decode(ids, special=True) == "<s>hé"
+
+
+def test_names_of_tokens_and_of_what_is_none():
+    made = byte_level()
+    ids = made.encode("<s>é")
+    names = made.names(ids)
+    assert names[0] == "<s>"
+    assert [made.backend.token_to_id(name) for name in names] == ids
+    for wrong in (made.vocab_size, -1, 1 << 32, 1 << 70):
+        with pytest.raises(RequestError, match=f"tokens: {wrong} is not the id of a token"):
+            made.names([ids[0], wrong])
+
+
 def test_bos_is_added_only_by_a_tokenizer_that_adds_it(tmp_path):
     plain, with_bos = byte_level(), byte_level(bos=True)
     assert with_bos.encode("the fox") == [1, *plain.encode("the fox")]

@@ -1,0 +1,72 @@
+"""Between text and token ids, as vLLM's servers have it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from litestar import post
+from litestar.di import NamedDependency
+from litestar.params import RawBody
+
+from procs.http import openapi, parse
+from procs.http.parse import Prompt
+from procs.http.responses import Detokenized, Tokenized
+from procs.http.routes_openai import HttpRequest, check_media_type
+from procs.http.schemas import DetokenizeRequest, TokenizeRequest
+from procs.http.service import Service
+from ssd_pipe.text.tokenizer import Tokenizer
+
+
+@post(
+    "/tokenize",
+    operation_class=openapi.TokenizeOperation,
+    responses=openapi.answers(Tokenized),
+    status_code=200,
+)
+async def tokenize(
+    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
+) -> Tokenized:
+    """The token ids of a text or of a conversation, as the model would get them."""
+    check_media_type(request)
+    wanted = parse.decode_any(body, TokenizeRequest)
+    service.check_model(wanted.model)
+    prompt = parse.to_tokenize(wanted)
+    tokenizer = await service.tokenizer()
+    ids = await asyncio.to_thread(_encode, tokenizer, prompt, wanted)
+    return Tokenized(
+        count=len(ids),
+        max_model_len=service.max_model_len,
+        tokens=ids,
+        token_strs=tokenizer.names(ids) if wanted.return_token_strs else None,
+    )
+
+
+@post(
+    "/detokenize",
+    operation_class=openapi.DetokenizeOperation,
+    responses=openapi.answers(Detokenized),
+    status_code=200,
+)
+async def detokenize(
+    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
+) -> Detokenized:
+    """The text of token ids."""
+    check_media_type(request)
+    wanted = parse.decode_any(body, DetokenizeRequest)
+    service.check_model(wanted.model)
+    tokenizer = await service.tokenizer()
+    return Detokenized(prompt=await asyncio.to_thread(_decode, tokenizer, wanted.tokens))
+
+
+def _encode(tokenizer: Tokenizer, prompt: Prompt, wanted: TokenizeRequest) -> list[int]:
+    if prompt.messages is None:
+        return tokenizer.encode(prompt.text or "", rendered=wanted.add_special_tokens is False)
+    turns = [{"role": m.role, "content": m.content} for m in prompt.messages]
+    begins = wanted.add_generation_prompt is not False
+    text = tokenizer.render_chat(turns, prompt.template_kwargs, begins)
+    return tokenizer.encode(text, rendered=not wanted.add_special_tokens)
+
+
+def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
+    tokenizer.names(ids)  # which refuses what is no token's id
+    return tokenizer.decode(ids, special=True)
