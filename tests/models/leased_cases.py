@@ -44,7 +44,7 @@ def test_leased_rounds_emit_what_the_target_alone_does(
 
     def emitted(pipeline: LocalPipeline) -> tuple[dict[int, list[int]], dict[int, str]]:
         for rid, (text, key) in enumerate(zip(texts, keys, strict=True)):
-            pipeline.add(rid, text, (7, 6, 2)[rid], key, [7] if rid == 1 else [])
+            pipeline.add(rid, text, (6, 4, 2)[rid], key, [7] if rid == 1 else [])
         outputs = pipeline.run()
         blocks = pipeline.target_blocks
         assert blocks.num_free == blocks.num_blocks
@@ -81,7 +81,7 @@ def test_glue_passes_launched_before_the_outcome_lead_to_the_same_text(tmp_path:
     pipelines = LocalPipeline("ar", target, draft, config), leased
     for pipeline in pipelines:
         for rid, key in enumerate((NoiseKey(), NoiseKey(seed=3, temperature=1.0))):
-            pipeline.add(rid, random_tokens(5, 16, rid), 9, key)
+            pipeline.add(rid, random_tokens(5, 16, rid), 8, key)
         pipeline.run()
     assert leased.outputs == pipelines[0].outputs
     assert min(leased.verdicts[verdict] for verdict in ("HIT", "MISS")) > 0
