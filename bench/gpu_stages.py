@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,8 @@ class Stages(msgspec.Struct, kw_only=True):
         hit_gap_us: on a hit that waits for no more of its chain, from one step's choice of tokens
             to the start of the next; the target process's own times, or, where rounds are leased,
             the GPU's.
-        hit_round_ms: on a hit, from one step's start to the next one's.
+        hit_round_ms: on such a hit, from one step's start to the next one's.
+        hits, hits_ready: rounds of one row after hits, and those of them that waited for no more.
         leased: share of the decoding steps that ran under a lease.
         tree_ms: from the start of a round that was not cut to its last depth; None where most
             are cut, so that verification alone sets the pace.
@@ -45,6 +46,8 @@ class Stages(msgspec.Struct, kw_only=True):
     backups: int = 0
     hit_gap_us: float | None = None
     hit_round_ms: float | None = None
+    hits: int = 0
+    hits_ready: int = 0
     leased: float | None = None
     cached_ms: float | None = None
 
@@ -66,7 +69,7 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
             step.append((depths[-1] - glued) / len(depths))
             if not event["cut"] and drafted == start:
                 tree.append(depths[-1] - start)
-    gaps, rounds, leased, lengths = _hits(log_dir, longest)
+    hits = _hits(log_dir, longest)
     stages = Stages(
         verify_ms=median_ms(verify),
         backup_ms=median_ms(backup),
@@ -74,36 +77,54 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
         step_ms=median_ms(step),
         tree_ms=median_ms(tree) if len(tree) >= len(glue) * UNCUT_SHARE else None,
         backups=len(backup),
-        hit_gap_us=statistics.median(gaps) * 1e-3 if gaps else None,
-        hit_round_ms=median_ms(rounds),
-        leased=leased,
+        hit_gap_us=statistics.median(hits.gaps) * 1e-3 if hits.gaps else None,
+        hit_round_ms=median_ms(hits.rounds),
+        hits=len(hits.lengths),
+        hits_ready=len(hits.gaps),
+        leased=hits.leased,
     )
+    lengths = hits.lengths
     pass_ms, glue_ms, step_ms = stages.verify_ms, stages.glue_ms, stages.step_ms
     if lengths and pass_ms and glue_ms and step_ms:
         stages.cached_ms = statistics.fmean(max(pass_ms, glue_ms + n * step_ms) for n in lengths)
     return stages
 
 
-def _hits(log_dir: Path, longest: int) -> tuple[list[float], list[float], float | None, list[int]]:
-    """Of single rows' rounds: gaps and times (ns) after outcomes that were cached and waited for no
-    more of their chain, the share of steps that were leased, and the lengths of the chains that
-    hits gave."""
-    hits = {
-        event["step"]: bool(event.get("waited"))
+class _Hits(NamedTuple):
+    """Of single rows' rounds after outcomes that were cached.
+
+    Attributes:
+        gaps, rounds: their times (ns) where nobody waited for more of the chain.
+        lengths: of the chains that all of them gave.
+        leased: share of all steps that were leased, None without steps.
+    """
+
+    gaps: list[float]
+    rounds: list[float]
+    lengths: list[int]
+    leased: float | None
+
+
+def _hits(log_dir: Path, longest: int) -> _Hits:
+    cached = {
+        event["step"]: (event["rows"][0]["chain"], bool(event.get("waited")))
         for event in events(log_dir / "scheduler.jsonl", "round")
         if len(event["rows"]) == 1 and event["rows"][0]["hit"]
     }
     steps = [e for e in events(log_dir / "target-0.jsonl", "verify") if e["tokens"] <= longest]
-    gaps, rounds, lengths = [], [], []
-    for one, other in pairwise(steps):
-        if one["step"] not in hits or other["step"] != one["step"] + 1:
-            continue
-        lengths.append(other["tokens"] - 1)
-        if not hits[one["step"]] and not one.get("looks"):
-            gaps.append(other["start"] - one["end"])
-            rounds.append(other["start"] - one["start"])
     leased = sum(bool(step.get("leased")) for step in steps)
-    return gaps, rounds, leased / len(steps) if steps else None, lengths
+    found = _Hits([], [], [], leased / len(steps) if steps else None)
+    for one, other in pairwise(steps):
+        if one["step"] not in cached or other["step"] != one["step"] + 1:
+            continue
+        chain, waited = cached[one["step"]]
+        if one["tokens"] != 1 + chain:
+            continue  # a prompt was read
+        found.lengths.append(other["tokens"] - 1)
+        if not waited and not one.get("looks"):
+            found.gaps.append(other["start"] - one["end"])
+            found.rounds.append(other["start"] - one["start"])
+    return found
 
 
 def bound(row: Row, stages: Stages) -> float | None:

@@ -27,7 +27,8 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
     answer ChainReady, and take it as this row's chain. ``fork``: speculate on the outcomes of
     verifying that chain, at most k tokens each. ``prefix_hash`` covers every committed
     token, ``tokens`` included. ``after_miss`` picks the fan-out. ``handover`` > 0 numbers the hand
-    over of the chain's draft distributions (rejection rule).
+    over of the chain's draft distributions (rejection rule). ``place``: the row's among those of
+    its lease's records.
     """
 
     slot: int
@@ -40,6 +41,7 @@ class DraftRow(msgspec.Struct, frozen=True, array_like=True):
     backup: int = 0
     after_miss: bool = False
     handover: int = 0
+    place: int = 0
 
 
 class DraftLease(msgspec.Struct, frozen=True, array_like=True):

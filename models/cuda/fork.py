@@ -138,6 +138,7 @@ class ForkOne:
 
     Attributes:
         mode: where the input comes from; with number, length and prefix_hash as it says.
+        place: the row's among those of the records.
         budget, temperature: as in ForkRow; the row's first place is the first token fed.
         limits: a ForkRow's, for a chain of 0, 1, ..., K tokens.
         tokens: those to feed, if they are given.
@@ -147,6 +148,7 @@ class ForkOne:
     number: int
     length: int
     prefix_hash: int
+    place: int
     budget: int
     temperature: float
     limits: Sequence[Sequence[int]]
@@ -215,6 +217,7 @@ class ForkHooks:
         host["given"][: len(row.tokens)] = row.tokens
         host["wanted"][:3] = row.mode, row.number, row.length
         host["wanted"].view(np.uint64)[3] = row.prefix_hash
+        host["wanted"][4] = row.place
         return self._arm(host)
 
     def disarm(self) -> None:

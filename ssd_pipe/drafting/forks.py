@@ -123,7 +123,8 @@ class Forks:
         if leased is None or not leased.follows:
             return
         choice = self._choice(row.trunk, after_miss=False)
-        leased.go_ahead(row.trunk, row.plan.slot, number, row.plan.prefix_hash, choice)
+        plan = row.plan
+        leased.go_ahead(row.trunk, plan.slot, (number, plan.place), plan.prefix_hash, choice)
 
     def take_over(self, row: RoundRow, number: int, forked: Forked) -> Tree:
         """The tree of leased round ``number`` that ``go_ahead`` has led to."""

@@ -19,8 +19,9 @@ from ssd_pipe.engine.ngram import NgramProposer
 
 @dataclass(slots=True)
 class _Row:
-    """A leased row: committed tokens, and their hash."""
+    """A leased row: its place in the records, committed tokens, and their hash."""
 
+    place: int
     slot: int
     length: int
     prefix_hash: int
@@ -54,7 +55,8 @@ class RecordPlans:
             raise ValueError("a plan without a lease")
         self._lease, self._number, self._round = plan.lease, plan.lease.first, plan.round
         self._rows = [
-            _Row(row.slot, row.length + len(row.tokens), row.prefix_hash) for row in plan.rows
+            _Row(place, row.slot, row.length + len(row.tokens), row.prefix_hash)
+            for place, row in enumerate(plan.rows)
         ]
         self._ngrams.clear()
         self._records.read(DRAFTED, self._number - 1)
@@ -117,6 +119,7 @@ class RecordPlans:
             entry=record.entry,
             backup=backup,
             after_miss=not record.next,
+            place=row.place,
         )
 
     def _look_up(self, slot: int, tokens: list[int], limit: int) -> list[int]:

@@ -122,7 +122,7 @@ class LeasedForks:
         if firsts == [0] and self._follower is not None:
             [(trunk, _, tokens, _)], [choice] = feeds, choices
             self._load_row(trunk, slots[0])
-            given = Mode.GIVEN, number, len(trunk.tokens), hashes[0]
+            given = Mode.GIVEN, number, len(trunk.tokens), hashes[0], 0
             serial = self._hooks.arm_one(ForkOne(*given, *choice, tokens))
         else:
             tables = [trunk.table.blocks for trunk, *_ in feeds]
@@ -152,18 +152,19 @@ class LeasedForks:
         return self._follower is not None
 
     def go_ahead(
-        self, trunk: Trunk, slot: int, number: int, prefix_hash: int, choice: Choice
+        self, trunk: Trunk, slot: int, record: tuple[int, int], prefix_hash: int, choice: Choice
     ) -> None:
         """Queue the glue pass of the round after an outcome that is yet to come, of one row.
 
         Args:
             trunk: committed tokens before the outcome; with blocks for whatever it may be.
             slot, prefix_hash: the row's slot in the cache, and the hash of those tokens.
-            number: the record that will tell of the outcome.
+            record: the number of that which will tell of the outcome, and the row's place there.
             choice: how branches are chosen.
         """
+        number, place = record
         self._load_row(trunk, slot)
-        follow = Mode.FOLLOW, number, len(trunk.tokens), prefix_hash
+        follow = Mode.FOLLOW, number, len(trunk.tokens), prefix_hash, place
         self._ahead = Ahead(number, self._launch(self._hooks.arm_one(ForkOne(*follow, *choice))))
 
     @property

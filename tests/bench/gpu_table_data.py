@@ -20,8 +20,9 @@ def leased(name: str, tok_s: float, pair: str, verify_ms: float = 0.83) -> dict[
     return engine(name, tok_s, pair, leased=0.99, theorem7_tok_s=tok_s / 0.96, **stages)
 
 
-def through(pair: str) -> list[dict[str, Any]]:
+def through(pair: str, ready: int = 150) -> list[dict[str, Any]]:
     stages = {"hit_round_ms": 1.01, "hit_gap_us": 82.0, "verify_ms": 0.91, "leased": 0.0}
+    stages |= {"hits": 200, "hits_ready": ready}
     return [
         engine("ar", 1485.0, pair, leased=0.0),
         engine("ssd-host-3-12", 3000.0, pair, **stages),

@@ -29,8 +29,13 @@ def logs(
         for i, (at, chain) in enumerate(zip(starts, chains, strict=True))
     ]
     rounds = [
-        {"event": "round", "step": i, "rows": [{"hit": hit}], "waited": int(i == waited)}
-        for i, hit in enumerate(hits)
+        {
+            "event": "round",
+            "step": i,
+            "rows": [{"hit": hit, "chain": chain}],
+            "waited": int(i == waited),
+        }
+        for i, (hit, chain) in enumerate(zip(hits, chains, strict=False))
     ]
     depths = [int((2 + step_ms * (d + 1)) * MS) for d in range(3)]
     draft = {"event": "draft", "start": 0, "backup": 0, "glue": 2 * MS, "depths": depths}
@@ -84,6 +89,17 @@ def test_waits_for_the_draft_are_no_part_of_what_a_hit_costs(tmp_path: Path) -> 
     stages = read_stages(tmp_path)
     assert stages.hit_gap_us == pytest.approx(1000)
     assert stages.hit_round_ms == pytest.approx(5)
+    assert (stages.hits, stages.hits_ready) == (2, 1)
+
+
+def test_a_round_that_read_a_prompt_is_none_on_a_hit(tmp_path: Path) -> None:
+    logs(tmp_path, chains=[3, 3, 3], hits=[True, True, False], step_ms=0.5)
+    lines = [json.loads(line) for line in (tmp_path / "target-0.jsonl").read_text().splitlines()]
+    lines[0] |= {"start": -90 * MS, "tokens": 12}
+    write(tmp_path / "target-0.jsonl", lines)
+    stages = read_stages(tmp_path)
+    assert stages.hit_round_ms == pytest.approx(5)
+    assert (stages.hits, stages.hits_ready) == (1, 1)
 
 
 def test_without_a_cache_drafting_adds_to_verification(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from bench.gpu_table.parts import PARTS, Outcome
 from bench.gpu_table.rows import ROWS, Goal, Line, judge
 from bench.gpu_table.run import Content, choose
 from ssd_pipe.errors import ConfigError
-from tests.bench.gpu_table_data import GREEDY, outcome, outcomes, real
+from tests.bench.gpu_table_data import GREEDY, outcome, outcomes, real, through
 
 
 def lines(found: dict[str, Outcome], **left_out: str) -> dict[str, Line]:
@@ -53,7 +53,7 @@ def test_every_row_is_measured_and_judged() -> None:
         "hf": ("29.3 tok/s", "measured"),
         "hf-assisted": ("15.4 tok/s", "measured"),
     }
-    assert "82 between steps, 98 of launch and copies" in found["hit-scheduler"].note
+    assert "150 of 200 hits were ready; 82 us between steps" in found["hit-scheduler"].note
     assert "ssd-3-18 2545 tok/s (of K = 3, 5, the best at their end)" in found["real-over-sd"].note
     assert "; sd-4 1526 tok/s (of K = 3, 4, the best at their end)" in found["real-over-sd"].note
     assert "synthetic acceptance: 0.8 a token" in found["8b-theorem7"].note
@@ -104,6 +104,13 @@ def test_what_a_part_lacks_fails_its_rows_and_no_others() -> None:
     assert Content(lines=list(got.values()), parts=found).status == 1
     whole = outcomes()
     assert Content(lines=judge(ROWS, whole, {}), parts=whole).status == 0
+
+
+def test_too_few_hits_in_time_say_nothing_of_what_a_hit_takes() -> None:
+    found = outcomes() | {"host": outcome({"pipeline": through(GREEDY, 29)})}
+    line = lines(found)["hit-scheduler"]
+    assert line.state == "failed"
+    assert line.note == "ssd-host-3-12, smollm2 T=0: 29 of 200 hits were ready"
 
 
 def test_rows_of_parts_that_are_left_out_say_why() -> None:

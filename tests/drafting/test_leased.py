@@ -72,7 +72,7 @@ def test_hits_and_misses() -> None:
         number=6,
         rows=[
             DraftRow(3, 5, [6, 8], [10], True, extend_all(HASH, [6, 8]), entry=2),
-            DraftRow(1, 5, [7], [], True, extend_all(HASH + 1, [7]), entry=-1, after_miss=True),
+            DraftRow(1, 5, [7], [], True, extend_all(HASH + 1, [7]), after_miss=True, place=1),
         ],
     )
     # Another row hit, so the one that missed is not drafted for; its text holds no such n-gram.

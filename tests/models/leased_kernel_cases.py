@@ -379,11 +379,12 @@ def test_the_gpu_chooses_the_branches_the_host_would(
 class Follow:
     """A glue pass of one row that follows record 7 of a Bench."""
 
-    def __init__(self, bench: Bench, mode: Mode = Mode.FOLLOW) -> None:
+    def __init__(self, bench: Bench, mode: Mode = Mode.FOLLOW, place: int = 0) -> None:
         self.follower = Follower(bench.tables, torch.device(DEVICE))
         wanted = np.zeros(WANTED_WORDS, np.int64)
         wanted[:3] = mode, 7, 51
         wanted.view(np.uint64)[3] = bench.prefix
+        wanted[4] = place
         self.given = torch.tensor([9, 12, -1, -1], device=DEVICE)
         self.wanted = torch.from_numpy(wanted).to(DEVICE)
         self.options = torch.arange((K + 1) ** 2, dtype=torch.int32, device=DEVICE)
@@ -429,6 +430,19 @@ def test_a_glue_pass_feeds_itself_what_a_hit_says() -> None:
     assert int(ahead.fed.numbers) == 8
     assert int(ahead.fed.hashes) % 2**64 == extend_all(bench.prefix, [4, 5, 9])
     assert ahead.verdict(8) is None
+
+
+def test_a_row_that_goes_on_alone_is_followed_where_its_records_are() -> None:
+    bench = Bench()
+    bench.publish([(1, 9), (2, 9)], [[11, 12], [21, 22]], 7)
+    bench.settle([4, 5, 6], [4, 5, 9, 1])
+    records = bench.records.records[7]
+    records[2], records[0, rr.FLAGS] = records[0], rr.IDLE
+    for place, verdict in ((0, Verdict.VOID), (2, Verdict.HIT)):
+        ahead = Follow(bench, place=place)
+        ahead.launch()
+        assert ahead.verdict() is verdict
+        assert ahead.tokens == ([9, 12, 22] if place else [])
 
 
 def test_no_more_of_a_chain_is_fed_than_has_room() -> None:

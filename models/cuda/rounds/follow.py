@@ -35,8 +35,9 @@ from models.cuda.rounds.constants import (
 )
 from models.cuda.rounds.tables import RoundTables
 
-WANTED_WORDS = 4
-"""What a launch is fed: a mode, a number, committed tokens and prefix hash."""
+WANTED_WORDS = 5
+"""What a launch is fed: a mode, a number, committed tokens, prefix hash, place among the leased
+rows."""
 
 
 class Mode(IntEnum):
@@ -104,7 +105,7 @@ def _follow_kernel(
         tl.store(numbers, number)
         tl.store(hashes, tl.load(wanted + 3))
     if mode == _FOLLOW:
-        record = records + (number % ROUNDS) * max_rows * RECORD
+        record = records + ((number % ROUNDS) * max_rows + tl.load(wanted + 4)) * RECORD
         came = tl.load(record, volatile=True)
         end = came == number
         spins = tl.full((), 0, tl.int64)
@@ -168,7 +169,7 @@ class Fed:
 
 
 class Follower:
-    """Follows the first row of the records.
+    """Makes the inputs of glue passes of one row.
 
     Args:
         tables: with control and records.
