@@ -159,7 +159,7 @@ class _Worker:
 
     def close(self) -> None:
         """Leave nothing on the GPU that waits, and give the records back."""
-        self._speculator.stand_down()
+        self._speculator.close()
         if self._link is not None:
             self._link.close()
 

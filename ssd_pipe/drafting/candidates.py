@@ -40,6 +40,11 @@ class ChainScores:
     chain_scores: np.ndarray
     tests: np.ndarray | None = None
 
+    @property
+    def gone(self) -> bool:
+        """Whether they can no longer be read; see ``forked.PendingScores``."""
+        return False
+
     def weights(self, tau: float, curve: AcceptanceCurve) -> tuple[np.ndarray, np.ndarray]:
         """(a, w): chance that the target accepts chain token j given it got there [K], and that
         it chooses each candidate [K + 1, n].

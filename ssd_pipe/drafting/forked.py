@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.cuda.candidate_box import CandidateBox
+from models.cuda.candidate_box import SIDES, CandidateBox
 from models.cuda.tree import TreeGraph
 from ssd_pipe.drafting.candidates import ChainScores
 from ssd_pipe.drafting.gpu_waits import wait_until
@@ -61,6 +61,12 @@ class PendingScores:
     first: int
     chain: list[int]
     tests: None = None
+
+    @property
+    def gone(self) -> bool:
+        """Whether a later pass may have been shown in their place."""
+        forked = self.forked
+        return forked.box.arrived(forked.number + SIDES)
 
     def likelihoods(self, accepted: int, token: int) -> np.ndarray:
         """See ``ChainScores.likelihoods``."""

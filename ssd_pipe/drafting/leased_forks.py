@@ -180,6 +180,12 @@ class LeasedForks:
         if self._follower.verdict(ahead.number) is Verdict.HIT:
             self._extend(ahead.forked)
 
+    def call_off(self) -> None:
+        """No outcome is awaited any more; does not wait for the GPU to hear of it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and self._follower is not None:
+            self._follower.call_off(ahead.number)
+
     def resolve(self, number: int = 0) -> Ahead | None:
         """End the wait for an outcome; what became of it, if it was that of record ``number``,
         which is there. Raises ResourceError if the GPU does not answer.
@@ -191,10 +197,10 @@ class LeasedForks:
         if ahead.number != number:
             follower.call_off(ahead.number)
         wait_until(lambda: follower.verdict(ahead.number) is not None)
-        ahead.verdict = follower.verdict(ahead.number) or Verdict.VOID
         if ahead.number != number:
             return None
-        if ahead.verdict is Verdict.HIT and not ahead.forked.launched:
+        ahead.verdict = follower.verdict(number) or Verdict.VOID
+        if ahead.hit and not ahead.forked.launched:
             self._extend(ahead.forked)
         return ahead
 

@@ -58,8 +58,11 @@ class OutcomePredictor:
         self._lessons.append((trunk.key.temperature == 0, scores, k, tokens[k]))
 
     def study(self) -> None:
-        """Learn from the outcomes noted since the last time."""
+        """Learn from the outcomes noted since the last time, if what they were predicted from is
+        still there."""
         for greedy, scores, k, token in self._lessons:
+            if scores.gone:
+                continue
             self._calibration[greedy].observe(scores.likelihoods(k, token))
             if scores.tests is not None:
                 self._curve.observe(scores.tests, k)

@@ -213,6 +213,11 @@ class Speculator:
         if self._leased is not None:
             self._leased.resolve()
 
+    def close(self) -> None:
+        """Leave nothing on the GPU that waits. No round may follow."""
+        if self._leased is not None:
+            self._leased.call_off()
+
     def _go_ahead(self, rows: Sequence[RoundRow], number: int) -> None:
         """All of a leased round is queued: queue the next one's glue pass, of its only row."""
         if self._leased is None or len(rows) > 1:

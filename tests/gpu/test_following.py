@@ -67,8 +67,9 @@ def test_a_launch_that_is_called_off_ends() -> None:
 
 @pytest.mark.parametrize("backup", ["jit", "ngram"])
 @pytest.mark.parametrize("allocation", ["confidence", "uniform"])
+@pytest.mark.parametrize("skip", [0.0, 0.2], ids=["in time", "late now and then"])
 def test_leased_rounds_that_are_followed_emit_what_the_target_alone_does(
-    tmp_path: Path, backup: str, allocation: str
+    tmp_path: Path, backup: str, allocation: str, skip: float
 ) -> None:
     shape = {"hidden_size": 64, "head_dim": 64, "vocab_size": VOCAB}
     target = make_tiny(tmp_path, "llama", **shape)
@@ -82,7 +83,14 @@ def test_leased_rounds_that_are_followed_emit_what_the_target_alone_does(
     )
     backend = CudaBackend("cuda", torch.bfloat16)
     leased = LeasedPipeline(
-        target, draft, config, vocab_size=VOCAB, backend=backend, device="cuda", blocks=200
+        target,
+        draft,
+        config,
+        vocab_size=VOCAB,
+        backend=backend,
+        device="cuda",
+        blocks=200,
+        skip=skip,
     )
     alone = LocalPipeline("ar", target, draft, config, backend=backend, graphs=True, blocks=200)
     for pipeline in (alone, leased):

@@ -67,25 +67,28 @@ def test_leased_rounds_emit_what_the_target_alone_does(
     assert leased.draft_blocks.num_free == leased.draft_blocks.num_blocks
 
 
-def test_glue_passes_launched_before_the_outcome_lead_to_the_same_text(tmp_path: Path) -> None:
+def test_glue_passes_launched_before_the_outcome_lead_to_the_same_rounds(tmp_path: Path) -> None:
     target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 16})
-    draft = perturbed(target, tmp_path / "near", 0.15)
+    draft = perturbed(target, tmp_path / "near", 0.3)
     config = config_from_mapping(
         {
-            "speculation": {"k": 2, "fan_out": 2, "backup": "jit"},
+            "speculation": {"k": 2, "fan_out": 1, "backup": "jit"},
             "scheduler": {"max_num_seqs": 1, "max_model_len": 40, "max_batched_tokens": 16},
             "cache": {"block_size": 4},
         }
     )
-    leased = LeasedPipeline(target, draft, config, vocab_size=16, backend=backend(PLAIN))
-    pipelines = LocalPipeline("ar", target, draft, config), leased
-    for pipeline in pipelines:
-        for rid, key in enumerate((NoiseKey(), NoiseKey(seed=3, temperature=1.0))):
-            pipeline.add(rid, random_tokens(5, 16, rid), 8, key)
+    how = {"vocab_size": 16, "backend": backend(PLAIN)}
+    ahead = LeasedPipeline(target, draft, config, **how)
+    behind = LeasedPipeline(target, draft, config, **how, follow=False)
+    alone = LocalPipeline("ar", target, draft, config)
+    for pipeline in (alone, ahead, behind):
+        pipeline.add(0, random_tokens(5, 16, 4), 10, NoiseKey(seed=4, temperature=1.0))
         pipeline.run()
-    assert leased.outputs == pipelines[0].outputs
-    assert min(leased.verdicts[verdict] for verdict in ("HIT", "MISS")) > 0
-    assert leased.draft_blocks.num_free == leased.draft_blocks.num_blocks
+    assert ahead.outputs == behind.outputs == alone.outputs
+    assert ahead.planner.counters == behind.planner.counters
+    assert min(ahead.verdicts[verdict] for verdict in ("HIT", "MISS")) > 0
+    assert not behind.verdicts
+    assert ahead.draft_blocks.num_free == ahead.draft_blocks.num_blocks
 
 
 def test_leases_load_what_the_kernels_read() -> None:

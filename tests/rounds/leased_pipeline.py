@@ -35,8 +35,10 @@ from tests.rounds.local_pipeline import LocalPipeline
 class LeasedPipeline(LocalPipeline):
     """SSD whose rounds are leased wherever they can be.
 
-    ``recall``: chance after each leased round that the lease is ended early. ``leased`` counts the
-    rounds that ran under one, ``verdicts`` what became of the glue passes that followed an outcome.
+    ``recall``: chance after each leased round that the lease is ended early; ``skip``: that the
+    draft is too late for it. Without ``follow`` no glue pass is queued before its outcome.
+    ``leased`` counts the rounds that ran under a lease, ``verdicts`` what became of the glue passes
+    that followed an outcome.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class LeasedPipeline(LocalPipeline):
         *,
         vocab_size: int,
         recall: float = 0.0,
+        skip: float = 0.0,
+        follow: bool = True,
         device: str = "cpu",
         **how: Any,
     ) -> None:
@@ -77,14 +81,14 @@ class LeasedPipeline(LocalPipeline):
             graphs=True,
             leased=LeasedRounds(tables, on, False),
             publisher=TreePublisher(tables),
-            follower=Follower(tables, on),
+            follower=Follower(tables, on) if follow else None,
             **how,
         )
         assert self.speculator is not None
         self._side = torch.cuda.Stream() if on.type == "cuda" else None
         self.verdicts: Counter[str] = Counter()
         self._outcome_comes = self._watch_forks(self.speculator._leased)
-        self.recall = recall
+        self.recall, self.skip = recall, skip
         self.leased = 0
         self._leases = Leases(self.scheduler, self.planner, config.speculation)
         self._plans = RecordPlans(self.records, config.speculation, self.speculator.tokens_of)
@@ -159,7 +163,8 @@ class LeasedPipeline(LocalPipeline):
             following = self._plans.take()
             assert following is not None
             self._apply(following)
-            self._draft(following, self._answer(number))
+            if self.random.random() >= self.skip:
+                self._draft(following, self._answer(number))
         self.speculator.stand_down()  # it would hold up what the target's side queues here
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
