@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,31 +17,24 @@ from ipc.doorbell import Doorbell
 from ipc.handover import Handover
 from ipc.messages.draft import ChainReady, DepthReady, DraftNotice, DraftPlan, DraftTimes
 from ipc.segments import create_or_open_segment
-from models.kv_cache import KVCache
 from models.registry import load_model
-from models.transformer import Transformer
 from procs import channels
 from procs.device_link import FACT, DraftLink
 from procs.device_probe import agree, describe_device
+from procs.draft_graphs import make_graphs
 from procs.placement import Threads, kv_blocks, place, spin_us
 from procs.plan_inbox import PlanInbox
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
-from ssd_pipe.config import PipelineConfig, load_format
+from ssd_pipe.config import load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.drafting.leased import RecordPlans
-from ssd_pipe.drafting.passes import chain_vocab
 from ssd_pipe.drafting.speculator import Speculator
-from ssd_pipe.drafting.trunks import PREFILL_CHUNK
 from ssd_pipe.engine.blocks import BlockManager
 from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import make_part, size_bytes
-from ssd_pipe.first_passes import make_first_passes
 from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars
-
-if TYPE_CHECKING:
-    from ssd_pipe.drafting.graphed import GraphedDraft
 
 POLL = 0.5  # seconds between looks at the stop flag
 DECIDE_SECONDS = 120e-6  # what the scheduler may take to say whether it waits for another depth
@@ -127,7 +119,7 @@ class _Worker:
             config.speculation,
             handover,
             Grammars.of_model(resolve(config.target.model), sizes.vocab_size),
-            _graphs(config, model, kv, sizes, trunk_blocks * block_size, link),
+            make_graphs(config, model, kv, sizes, trunk_blocks * block_size, link),
             share,
         )
         if link is not None:
@@ -273,43 +265,3 @@ class _Worker:
             records.skip(slot, plan.number)
 
         return self._speculator.round(plan, answer, skip, self._inbox.interrupted, self._tell)
-
-
-def _graphs(
-    config: PipelineConfig,
-    model: Transformer,
-    kv: KVCache,
-    sizes: Dimensions,
-    scratch_start: int,
-    link: DraftLink | None,
-) -> GraphedDraft | None:
-    """CUDA graphs for the draft's passes, made, where it can have them; kernels of other passes
-    are compiled too."""
-    if model.backend.name != "cuda" or config.draft.enforce_eager:
-        return None
-    from ssd_pipe.drafting.graphed import GraphedDraft
-
-    hooks = follower = None
-    if link is not None and link.tables is not None:
-        from models.cuda.rounds.follow import Follower
-        from models.cuda.rounds.publish import TreePublisher
-
-        hooks = TreePublisher(link.tables)
-        if not config.run.torch_profiler:  # it waits for the GPU whenever it likes
-            follower = Follower(link.tables, model.backend.device)
-    positions = sizes.max_model_len + sizes.k + 1
-    graphs = GraphedDraft(
-        model,
-        kv,
-        config.speculation,
-        scratch_start,
-        sizes.worker_branches,
-        sizes.slots,
-        positions,
-        chain_vocab(config.speculation, model),
-        hooks=hooks,
-        follower=follower,
-    )
-    graphs.warm_up(config.mode == "ssd")
-    make_first_passes(model, kv, PREFILL_CHUNK, positions, choose=False)
-    return graphs

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from models.cuda.capture import GraphOptions, GraphPool
-from models.cuda.fork import ForkHooks, able
+from models.cuda.fork import able
+from models.cuda.fork_hooks import ForkHooks
 from models.cuda.graph_runner import GraphRunner
 from models.cuda.rounds.follow import Follower
 from models.cuda.staging import Readback

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from models.cuda.fork import ForkHooks, ForkOne, ForkRow
+from models.cuda.fork_hooks import ForkHooks, ForkOne, ForkRow
 from models.cuda.graph_runner import GraphRunner
 from models.cuda.graphs import StepGraph, StepRow
 from models.cuda.rounds.follow import Follower, Mode, Verdict

@@ -12,7 +12,7 @@ import torch
 
 from ipc import round_records as rr
 from ipc.round_records import RoundRecords
-from models.cuda.fork import ForkHooks, ForkRow
+from models.cuda.fork_hooks import ForkHooks, ForkRow
 from models.cuda.rounds import layout
 from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower, Mode, Verdict
 from models.cuda.rounds.gate import gate
