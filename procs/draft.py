@@ -256,8 +256,8 @@ class _Worker:
             return self._speculator.round(plan, self._notices.send, meanwhile=self._tell)
 
         def answer(chain: ChainReady) -> None:
-            if plan.lease is None:  # made from records: it is the GPU that waits
-                records.answer(chain.slot, plan.number - 1, chain.tokens)
+            if plan.record:  # it is the GPU that waits
+                records.answer(chain.slot, plan.record, chain.tokens)
             else:
                 self._notices.send(chain)
 

@@ -178,11 +178,12 @@ def _graphs(
 
 def launches_ahead(config: PipelineConfig, model: Transformer) -> bool:
     """Whether steps may wait on the GPU for their input: not where a draft needs the same GPU, and
-    not where nothing is launched before what went before is done."""
+    not where the host waits for the GPU whenever it likes, launch by launch or in a profiler."""
     alone = sharers(config, process_name(config, "target"), torch.cuda.device_count()) == 1
     blocking = os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0"
+    waits = blocking or config.run.torch_profiler > 0
     small = model.weight_bytes <= LAUNCH_AHEAD_BYTES
-    return alone and small and not blocking and config.target.tp == 1
+    return alone and small and not waits and config.target.tp == 1
 
 
 class _Proposals:

@@ -39,11 +39,8 @@ def main(given: Sequence[str]) -> int:
         return 0
     left_out = choose(PARTS, ROWS, args.only, args.skip_large)
     content = opened(args.output) if args.resume else Content()
-    wanted = [
-        part.with_settings(args.set)
-        for part in PARTS
-        if part.name not in {*left_out, *content.good}
-    ]
+    asked = [part.with_settings(args.set) for part in PARTS if part.name not in left_out]
+    wanted = [part for part in asked if not content.has(part)]
 
     def save() -> None:
         content.lines = judge(ROWS, content.parts, left_out)

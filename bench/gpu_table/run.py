@@ -28,6 +28,10 @@ class Content(msgspec.Struct, kw_only=True):
         """Parts that ended well."""
         return {name for name, outcome in self.parts.items() if not outcome.failure}
 
+    def has(self, part: Part) -> bool:
+        """Whether the part ended well, with the settings it is to have."""
+        return part.name in self.good and self.parts[part.name].command[1:] == list(part.command)
+
     @property
     def status(self) -> int:
         """Of the process: 1 if a part or a row failed, or there is none."""

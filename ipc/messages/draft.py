@@ -86,6 +86,11 @@ class DraftPlan(msgspec.Struct, frozen=True, tag="draft", array_like=True):
     k: int = 0
     branches: int = 0
 
+    @property
+    def record(self) -> int:
+        """The round whose record the plan was made from, 0 for a plan of the scheduler's."""
+        return self.number - 1 if self.lease is None and self.number else 0
+
 
 # ---------------------------------------------------------------- draft -> scheduler
 

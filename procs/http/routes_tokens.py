@@ -32,12 +32,11 @@ async def tokenize(
     service.check_model(wanted.model)
     prompt = parse.to_tokenize(wanted)
     tokenizer = await service.tokenizer()
-    ids = await asyncio.to_thread(_encode, tokenizer, prompt, wanted)
+    # One at a time: a text of some megabytes takes gigabytes on its way.
+    async with service.tokenizing:
+        ids, names = await asyncio.to_thread(_encode, tokenizer, prompt, wanted)
     return Tokenized(
-        count=len(ids),
-        max_model_len=service.max_model_len,
-        tokens=ids,
-        token_strs=tokenizer.names(ids) if wanted.return_token_strs else None,
+        count=len(ids), max_model_len=service.max_model_len, tokens=ids, token_strs=names
     )
 
 
@@ -55,16 +54,22 @@ async def detokenize(
     wanted = parse.decode_any(body, DetokenizeRequest)
     service.check_model(wanted.model)
     tokenizer = await service.tokenizer()
-    return Detokenized(prompt=await asyncio.to_thread(_decode, tokenizer, wanted.tokens))
+    async with service.tokenizing:
+        return Detokenized(prompt=await asyncio.to_thread(_decode, tokenizer, wanted.tokens))
 
 
-def _encode(tokenizer: Tokenizer, prompt: Prompt, wanted: TokenizeRequest) -> list[int]:
+def _encode(
+    tokenizer: Tokenizer, prompt: Prompt, wanted: TokenizeRequest
+) -> tuple[list[int], list[str] | None]:
+    """Token ids and, if wanted, their names."""
     if prompt.messages is None:
-        return tokenizer.encode(prompt.text or "", rendered=wanted.add_special_tokens is False)
-    turns = [{"role": m.role, "content": m.content} for m in prompt.messages]
-    begins = wanted.add_generation_prompt is not False
-    text = tokenizer.render_chat(turns, prompt.template_kwargs, begins)
-    return tokenizer.encode(text, rendered=not wanted.add_special_tokens)
+        ids = tokenizer.encode(prompt.text or "", rendered=wanted.add_special_tokens is False)
+    else:
+        turns = [{"role": m.role, "content": m.content} for m in prompt.messages]
+        begins = wanted.add_generation_prompt is not False
+        text = tokenizer.render_chat(turns, prompt.template_kwargs, begins)
+        ids = tokenizer.encode(text, rendered=not wanted.add_special_tokens)
+    return ids, tokenizer.names(ids) if wanted.return_token_strs else None
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -33,6 +33,7 @@ class Service:
         created: when the gateway started, in seconds since 1970.
         histograms: of requests.
         stopping: why the gateway is going down; empty while it is not.
+        tokenizing: held by whoever turns text into tokens, or back, for a client.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Service:
         self.created = int(time.time())
         self.histograms = RequestHistograms(self.model_name)
         self.stopping = ""
+        self.tokenizing = asyncio.Lock()
         self._tokenizer: Tokenizer | None = None
 
     def check_model(self, name: str | None) -> None:

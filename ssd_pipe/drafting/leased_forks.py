@@ -26,12 +26,10 @@ from models.cuda.tree import TreeGraph
 from models.cuda.tree_inputs import LeasedTree
 from models.cuda.tree_runner import TreeRunner
 from ssd_pipe.drafting.forked import Forked
+from ssd_pipe.drafting.forks import Choice
 from ssd_pipe.drafting.gpu_waits import wait_until
 from ssd_pipe.drafting.graph_inputs import step_rows
 from ssd_pipe.drafting.trunk import Feed, Trunk
-
-Choice = tuple[int, float, Sequence[Sequence[int]]]
-"""How a row's branches are chosen: budget, temperature and limits of a ForkOne."""
 
 _NO_OUTCOMES = np.empty(0, np.int64)
 

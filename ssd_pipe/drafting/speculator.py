@@ -109,7 +109,7 @@ class Speculator:
             self._trunks.commit(row)
             if row.handover and not row.backup and self._share.makes(row.handover):
                 self._hand_over_branch(row)
-        if self._leased is not None and 0 < _recorded(plan) == self._leased.awaits:
+        if self._leased is not None and 0 < plan.record == self._leased.awaits:
             self._fed_ahead(plan)
 
     def _fed_ahead(self, plan: DraftPlan) -> None:
@@ -232,7 +232,7 @@ class Speculator:
         token of the backup, which the row's chain gets."""
         if self._leased is None:
             return None
-        ahead = self._leased.resolve(_recorded(plan))
+        ahead = self._leased.resolve(plan.record)
         if ahead is None or len(rows) != 1:
             return None
         [row] = rows
@@ -253,8 +253,3 @@ class Speculator:
         if row.handover and self._handover is not None:
             rows = None if q is None else q.float().cpu().numpy()
             self._handover.put(row.slot, row.handover, rows)
-
-
-def _recorded(plan: DraftPlan) -> int:
-    """The record that a plan was made of, 0 for a plan of the scheduler's."""
-    return plan.number - 1 if plan.lease is None and plan.number else 0

@@ -54,7 +54,10 @@ class Trunk:
         return min(self.agreed, len(self.tokens) - 1)
 
     def fed(self, start: int, tokens: Sequence[int]) -> None:
-        """Record that ``tokens`` were written from position ``start``."""
+        """Record that ``tokens`` were written from position ``start``. Raises ValueError if nothing
+        was written just before it."""
+        if start > len(self.written):
+            raise ValueError(f"fed at {start}, but only {len(self.written)} positions are written")
         del self.written[start:]
         self.written.extend(tokens)
         self.agreed = min(self.agreed, start)

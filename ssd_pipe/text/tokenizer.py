@@ -74,9 +74,12 @@ class Tokenizer:
         """Token ids of a plain prompt; a BOS is added only if the tokenizer itself adds one, and
         never to the ``rendered`` text of a conversation, which has its own.
 
-        The text of a special token in the prompt becomes that token.
+        The text of a special token in the prompt becomes that token. Other threads go on meanwhile:
+        a long prompt takes seconds.
         """
-        ids: list[int] = self.backend.encode(text, add_special_tokens=not rendered).ids
+        # Of the package's calls, those for a batch give the interpreter's lock back.
+        [found] = self.backend.encode_batch_fast([text], add_special_tokens=not rendered)
+        ids: list[int] = found.ids
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:

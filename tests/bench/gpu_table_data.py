@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.gpu_table.parts import Outcome
+from bench.gpu_table.parts import PARTS, Outcome
 
 GREEDY, SAMPLED = "smollm2 T=0", "smollm2 T=1"
 
@@ -95,4 +95,5 @@ def outcome(content: dict[str, Any], **fields: Any) -> Outcome:
 
 
 def outcomes() -> dict[str, Outcome]:
-    return {name: outcome(content) for name, content in sections().items()}
+    commands = {part.name: ["python", *part.command] for part in PARTS}
+    return {name: outcome(content, command=commands[name]) for name, content in sections().items()}

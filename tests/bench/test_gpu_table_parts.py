@@ -112,6 +112,8 @@ def test_a_call_goes_on_with_the_file_of_an_earlier_one(
     assert [line.row for line in kept.lines] == [row.name for row in ROWS]
     assert kept.parts == found
     monkeypatch.setattr(command, "missing", lambda gpus: f"lacks {gpus}")
+    with pytest.raises(ResourceError, match="lacks 2"):  # measured without the setting
+        command.main(["--resume", "--set", "run.cpus=[1]", "--output", str(path)])
     found["steps"].failure = "exit status 1"
     write(path, Content(parts=found))
     with pytest.raises(ResourceError, match="lacks 1"):

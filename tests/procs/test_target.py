@@ -38,3 +38,11 @@ def test_not_where_steps_are_long_or_launches_block(
     assert launches_ahead(config, model)
     monkeypatch.setattr(target, "LAUNCH_AHEAD_BYTES", model.weight_bytes - 1)
     assert not launches_ahead(config, model)
+
+
+def test_not_where_a_profiler_waits_for_the_gpu(tmp_path: Path) -> None:
+    model = load_model(make_tiny(tmp_path))
+    config = config_from_mapping(
+        {"target": {"device": "cuda:0"}, "draft": {"device": "cpu"}, "run": {"torch_profiler": 3}}
+    )
+    assert not launches_ahead(config, model)

@@ -1,6 +1,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -79,6 +81,26 @@ def test_a_conversation_can_end_with_its_last_turn():
     assert made.render_chat(turns, generation_prompt=False) == "<hi>"
     with pytest.raises(RequestError, match="cannot set add_generation_prompt"):
         made.render_chat(turns, {"add_generation_prompt": False})
+
+
+def test_a_long_prompt_keeps_no_other_thread_waiting():
+    tokenizer, longest, ended = byte_level(), 0.0, threading.Event()
+
+    def watch():
+        nonlocal longest
+        last = time.monotonic()
+        while not ended.wait(0.005):
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begun = time.monotonic()
+    ids = tokenizer.encode("".join(chr(33 + i * i % 90) for i in range(1_500_000)))
+    took = time.monotonic() - begun
+    ended.set()
+    watcher.join()
+    assert len(ids) > 100_000
+    assert longest < max(0.5 * took, 0.1)
 
 
 def test_special_tokens_are_decoded_where_they_are_asked_for():

@@ -109,6 +109,8 @@ def _follow_kernel(
         came = tl.load(record, volatile=True)
         end = came == number
         spins = tl.full((), 0, tl.int64)
+        # A record that is there is followed, called off or not: the host counts on that. Only an
+        # abort can end a wait before its record comes, and nothing of a lease is told after one.
         while end == 0:
             called_off = tl.load(box + 1, volatile=True) >= number
             aborted = tl.load(control + ABORT, volatile=True) != 0
