@@ -89,8 +89,11 @@ def test_a_long_prompt_keeps_no_other_thread_waiting():
     def watch():
         nonlocal longest
         last = time.monotonic()
-        while not ended.wait(0.005):
+        while True:
+            over = ended.wait(0.005)
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            if over:
+                return
 
     watcher = threading.Thread(target=watch)
     watcher.start()
