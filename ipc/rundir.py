@@ -198,11 +198,11 @@ def list_runs(shm_dir: str | Path) -> list[str]:
     return sorted(names)
 
 
-def find_run(shm_dir: str | Path, name: str = "") -> Path:
+def find_run(shm_dir: str | Path, name: str = "", *, owned: bool = True) -> Path:
     """Directory of a live run without holding it, for clients.
 
-    Empty name: the only live run that no program has for itself, else the only one there is.
-    Raises ResourceError if there is none, or several and no name.
+    Empty name: the only live run that no program has for itself, else, with ``owned``, the only
+    one there is. Raises ResourceError if there is none, or several and no name.
     """
     base = _base(shm_dir)
     if name:
@@ -211,11 +211,15 @@ def find_run(shm_dir: str | Path, name: str = "") -> Path:
             raise ResourceError(f"no run {name!r} in {base}")
         return path
     every = list_runs(shm_dir)
-    names = [name for name in every if not name.startswith(OWNED)] or every
-    if len(names) != 1:
-        found = f"several runs, name one: {', '.join(names)}" if names else "no run"
-        raise ResourceError(f"{base}: {found}")
-    return base / names[0]
+    names = [name for name in every if not name.startswith(OWNED)] or (every if owned else [])
+    if len(names) == 1:
+        return base / names[0]
+    found = "no run"
+    if names:
+        found = f"several runs, name one: {', '.join(names)}"
+    elif every:
+        found = f"no run but those that programs have for themselves: {', '.join(every)}"
+    raise ResourceError(f"{base}: {found}")
 
 
 def _checked(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ipc.curve import is_exposed
-from ipc.run_files import SOCKET_PATH_LIMIT
+from ipc.run_files import SOCKET_PATH_LIMIT, RunFiles
 from ssd_pipe.config import FanOut, PipelineConfig, config_from_mapping
 from ssd_pipe.errors import ConfigError
 
@@ -51,6 +51,17 @@ def decode(data: bytes) -> PipelineConfig:
     except msgspec.DecodeError as error:
         raise ConfigError("config.json", f"not readable: {error}") from None
     return config_from_mapping(mapping)
+
+
+def config_of(run: RunFiles) -> PipelineConfig | None:
+    """The configuration of a run.
+
+    None if its first process has not written it yet, or another version of this program did.
+    """
+    try:
+        return decode(run.config.read_bytes())
+    except (OSError, ConfigError):
+        return None
 
 
 def parse_set(text: str) -> tuple[str, Any]:

@@ -10,6 +10,9 @@ HUB_ROLE = "scheduler"
 SUPERVISOR_VARIABLE = "SSD_SUPERVISOR_PID"
 """Tells a process that a supervisor started it, and which."""
 
+STOP_STAGES = (("gateway",), ("frontend",), ("scheduler",), ("target", "draft"))
+"""Roles in the order in which a pipeline ends, those of one stage together."""
+
 
 def process_count(config: PipelineConfig, role: str) -> int:
     """Processes of ``role``; 0 if this pipeline has none."""

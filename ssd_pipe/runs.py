@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import psutil
@@ -20,14 +21,13 @@ from ipc.messages.hub import ProcessState
 from ipc.run_files import RunFiles
 from ipc.rundir import OWNED, find_run, list_runs
 from ssd_pipe.async_client import AsyncClient
-from ssd_pipe.config import PipelineConfig, RunSection
-from ssd_pipe.config_load import decode
+from ssd_pipe.config import PipelineConfig
+from ssd_pipe.config_load import config_of
 from ssd_pipe.endpoint import PUBLIC_SOCKET, local_endpoint
-from ssd_pipe.errors import ConfigError, ResourceError, SsdPipeError
+from ssd_pipe.errors import ResourceError, SsdPipeError
 from ssd_pipe.gateway_address import address, usable_endpoint
-from ssd_pipe.members import HUB_ROLE, process_title
+from ssd_pipe.members import HUB_ROLE, STOP_STAGES, process_title
 from ssd_pipe.run_control import request_stop, supervisor_pid
-from ssd_pipe.supervisor import STOP_STAGES
 
 ANSWER_WAIT = 2.0  # seconds for a pipeline to say how it is
 STOP_MARGIN = 10.0  # seconds beyond a run's own grace time until it must be gone
@@ -73,27 +73,11 @@ def list_pipelines(shm_dir: str) -> list[Pipeline]:
     return [found for found in asyncio.run(examine()) if found is not None]
 
 
-def target_model(shm_dir: str = "", name: str = "") -> str:
-    """The target of a run, or of the only one there is, as clients find it.
-
-    Raises ResourceError if there is none, or it does not say.
-    """
-    try:
-        run = RunFiles(find_run(shm_dir or RunSection().shm_dir, name))
-    except ResourceError as error:
-        reason = f"no pipeline whose tokenizer it could be: {error}; name a --model"
-        raise ResourceError(reason) from None
-    config = _config(run)
-    if config is None:
-        raise ResourceError(f"run {run.name!r} does not say which model it has; name a --model")
-    return config.target.model
-
-
 def choose_runs(shm_dir: str, names: list[str], every: bool) -> list[str]:
     """Which live runs are meant.
 
-    Those named; with ``every`` all but those that programs have for themselves; with neither the
-    only one there is, as clients find it. Raises ResourceError if there is no such run, or several.
+    Those named. Else not those that programs have for themselves: with ``every`` all others,
+    without it the only other one. Raises ResourceError if there is no such run, or several.
     """
     live = list_runs(shm_dir)
     if every:
@@ -102,18 +86,45 @@ def choose_runs(shm_dir: str, names: list[str], every: bool) -> list[str]:
         if name not in live:
             others = f"; there are: {', '.join(live)}" if live else ""
             raise ResourceError(f"no run {name!r} in {shm_dir}{others}")
-    return list(dict.fromkeys(names)) or [find_run(shm_dir).name]
+    return list(dict.fromkeys(names)) or [find_run(shm_dir, owned=False).name]
+
+
+def end_runs(shm_dir: str, names: Sequence[str]) -> Iterator[str]:
+    """Ask all these runs to end in order, then yield the name of each that is gone.
+
+    One that cannot be ended keeps none of the others: after the last, ResourceError is raised
+    with what went wrong. One that has gone meanwhile has ended.
+    """
+    limits, errors = {}, []
+    for name in names:
+        try:
+            limits[name] = begin_stop(shm_dir, name)
+        except (OSError, ResourceError) as error:
+            if name in list_runs(shm_dir):
+                errors.append(str(error))
+            else:
+                limits[name] = 0.0
+    for name, seconds in limits.items():
+        try:
+            await_end(shm_dir, name, seconds)
+        except ResourceError as error:
+            errors.append(str(error))
+        else:
+            yield name
+    if errors:
+        raise ResourceError("; ".join(errors))
 
 
 def begin_stop(shm_dir: str, name: str) -> float:
     """Ask a run to end in order; returns the seconds that it may take.
 
     A supervisor is told in the run directory. Processes that were started one by one get SIGTERM,
-    in the order in which a supervisor would end them. Raises ResourceError if they do not say
-    which processes they are, or end too slowly.
+    in the order in which a supervisor would end them. Raises ResourceError if there is no such
+    run, or its processes do not say which they are, or end too slowly, and OSError if the
+    supervisor cannot be told.
     """
     run = _files(shm_dir, name)
-    config = _config(run)
+    config = config_of(run)
     grace = config.run.grace if config is not None else PipelineConfig().run.grace
     if supervisor_pid(run):
         with contextlib.suppress(FileNotFoundError):  # it has just gone
@@ -140,14 +151,6 @@ def _files(shm_dir: str, name: str) -> RunFiles:
     return RunFiles(find_run(shm_dir, name))
 
 
-def _config(run: RunFiles) -> PipelineConfig | None:
-    """None if its first process has not written it yet, or another version of this program did."""
-    try:
-        return decode(run.config.read_bytes())
-    except (OSError, ConfigError):
-        return None
-
-
 async def _examine(shm_dir: str, name: str) -> Pipeline | None:
     """None if the run has just gone."""
     try:
@@ -156,7 +159,7 @@ async def _examine(shm_dir: str, name: str) -> Pipeline | None:
         since = made.stat().st_mtime
     except (OSError, ResourceError):
         return None
-    config, local = _config(run), local_endpoint(run)
+    config, local = config_of(run), local_endpoint(run)
     reply: StatusReply | None = None
     listening = run.socket(PUBLIC_SOCKET).exists()
     if listening:

@@ -30,11 +30,11 @@ from ssd_pipe.gateway_address import address, listen, usable_endpoint
 from ssd_pipe.group import Blame, ProcessGroup
 from ssd_pipe.launch import Launcher
 from ssd_pipe.life import READY_TURN, Life
+from ssd_pipe.members import STOP_STAGES
 from ssd_pipe.relay import Relay, Sink
 from ssd_pipe.restarts import RestartBudget
 from ssd_pipe.threads import check_cpus
 
-STOP_STAGES = (("gateway",), ("frontend",), ("scheduler",), ("target", "draft"))
 # The gateway hears of a failure from the hub, and then tells its clients for a moment.
 FAILED_STAGES = (*STOP_STAGES[1:], STOP_STAGES[0])
 TELLING_WAIT = 1.0  # seconds for scheduler and frontend to tell clients what failed, and end
@@ -183,6 +183,7 @@ class Supervisor:
     # ------------------------------------------------------------ the supervising thread
 
     def _enter(self, run_dir: RunDir) -> None:
+        run_control.announce(run_dir)  # before anything else: it can be asked to end from now on
         run = msgspec.structs.replace(self.config.run, name=run_dir.name)
         self.config = msgspec.structs.replace(self.config, run=run)
         self.endpoint = local_endpoint(run_dir)
@@ -190,7 +191,6 @@ class Supervisor:
         logs.expire(self.log_dir.parent, list_runs(run.shm_dir))
         self._sink.open_file(self.log_dir / "supervisor.jsonl", run.log_limit)
         ready_file.write_atomically(run_dir.config, msgspec.json.encode(self.config))
-        run_control.announce(run_dir)
         self._run_files = run_dir
         self._remove_ready_file()
 

@@ -47,14 +47,13 @@ def test_no_module_needs_itself_to_be_loaded() -> None:
 
 @pytest.mark.parametrize("package", ["ipc", "ssd_pipe.engine"])
 def test_light_packages_load_no_torch(package: str) -> None:
-    todo = [name for name in sources() if belongs(name, package)]
-    seen = set(todo)
-    while todo:
-        new = loading().get(todo.pop(), set()) - seen
-        seen |= new
-        todo += new
-    assert package in seen
-    assert {"torch", "transformers"} & seen == set()
+    loaded = all_loaded([name for name in sources() if belongs(name, package)])
+    assert package in loaded
+    assert {"torch", "transformers"} & loaded == set()
+
+
+def test_who_looks_at_runs_loads_nothing_that_starts_them() -> None:
+    assert {"ssd_pipe.supervisor", "numpy"} & all_loaded(["ssd_pipe.runs"]) == set()
 
 
 @cache
@@ -76,6 +75,17 @@ def loading() -> dict[str, set[str]]:
         name: {resolved(other) for other in imports(at_load(tree))} - {name}
         for name, tree in sources().items()
     }
+
+
+def all_loaded(names: Iterable[str]) -> set[str]:
+    """These modules and all that loading them loads."""
+    todo = [*names]
+    seen = set(todo)
+    while todo:
+        new = loading().get(todo.pop(), set()) - seen
+        seen |= new
+        todo += new
+    return seen
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:

@@ -43,7 +43,9 @@ def down(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME", help="runs; none = the only one there is", show_default=False
+            metavar="NAME",
+            help="runs; none = the only one that is no program's own",
+            show_default=False,
         ),
     ] = None,
     every: Annotated[
@@ -56,16 +58,15 @@ def down(
 
     Requests under way are told that the pipeline is stopping.
     """
-    from ssd_pipe.runs import await_end, begin_stop, choose_runs
+    from ssd_pipe.runs import choose_runs, end_runs
 
     if names and every:
         raise ConfigError("--all", "names every run, and others are named besides")
     place = shm_dir or RunSection().shm_dir
-    limits = {name: begin_stop(place, name) for name in choose_runs(place, names or [], every)}
-    for name, seconds in limits.items():
-        await_end(place, name, seconds)
+    chosen = choose_runs(place, names or [], every)
+    for name in end_runs(place, chosen):
         print(f"{name} stopped")
-    if not limits:
+    if not chosen:
         print("no pipeline is running")
 
 

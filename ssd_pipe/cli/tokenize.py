@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from ipc.run_files import RunFiles
+from ipc.rundir import find_run
 from ssd_pipe.cli.prompts import System, TemplateKwargs, parse_variables, read_prompts
-from ssd_pipe.errors import ConfigError, RequestError
+from ssd_pipe.config import RunSection
+from ssd_pipe.config_load import config_of
+from ssd_pipe.errors import ConfigError, RequestError, ResourceError
 
 if TYPE_CHECKING:
     from ssd_pipe.text.tokenizer import Tokenizer
@@ -81,10 +85,22 @@ def tokenize(
 
 def _load(model: str, run: str, shm_dir: str) -> Tokenizer:
     from ssd_pipe.hub import resolve
-    from ssd_pipe.runs import target_model
     from ssd_pipe.text.tokenizer import Tokenizer
 
-    return Tokenizer.load(resolve(model or target_model(shm_dir, run)))
+    return Tokenizer.load(resolve(model or _running_target(shm_dir, run)))
+
+
+def _running_target(shm_dir: str, name: str) -> str:
+    """The target of a run, or of the only one there is. Raises ResourceError if none is told."""
+    try:
+        run = RunFiles(find_run(shm_dir or RunSection().shm_dir, name))
+    except ResourceError as error:
+        reason = f"no pipeline whose tokenizer it could be: {error}; name a --model"
+        raise ResourceError(reason) from None
+    config = config_of(run)
+    if config is None:
+        raise ResourceError(f"run {run.name!r} does not say which model it has; name a --model")
+    return config.target.model
 
 
 def _text(tokenizer: Tokenizer, written: str) -> str:

@@ -21,7 +21,7 @@ from ssd_pipe.client import Client
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import ResourceError
 from ssd_pipe.run_control import announce, stop_requested
-from ssd_pipe.runs import await_end, begin_stop, choose_runs, list_pipelines
+from ssd_pipe.runs import await_end, begin_stop, choose_runs, end_runs, list_pipelines
 from ssd_pipe.supervisor import GroupState, Supervisor
 from tests.cli.conftest import Running
 from tests.frontend_peer import Echo, pipeline
@@ -116,12 +116,15 @@ def test_none_is_a_table_without_rows(shm_dir: Path) -> None:
 
 def test_which_runs_are_meant(shm_dir: Path, held: ExitStack) -> None:
     place = str(shm_dir)
-    for name in ("a", f"{OWNED}7-01234567"):
-        held.enter_context(RunDir.create(shm_dir, name))
+    owned = f"{OWNED}7-01234567"
+    held.enter_context(RunDir.create(shm_dir, owned))
+    assert choose_runs(place, [], every=True) == []
+    with pytest.raises(ResourceError, match=f"no run but those that programs .*: {owned}"):
+        choose_runs(place, [], every=False)
+    held.enter_context(RunDir.create(shm_dir, "a"))
     assert choose_runs(place, [], every=False) == ["a"]
     held.enter_context(RunDir.create(shm_dir, "b"))
     assert choose_runs(place, [], every=True) == ["a", "b"]
-    owned = f"{OWNED}7-01234567"
     assert choose_runs(place, [owned, "b", owned], every=False) == [owned, "b"]
     with pytest.raises(ResourceError, match="several runs, name one: a, b"):
         choose_runs(place, [], every=False)
@@ -141,6 +144,50 @@ def test_down_ends_a_pipeline_and_not_the_program_that_has_it(
         assert (done.returncode, done.stdout) == (0, f"{name} stopped\n")
         assert supervisor.wait(TIMEOUT)
         assert (supervisor.state, supervisor.failure) == (GroupState.STOPPED, "")
+
+
+def test_a_run_that_cannot_be_ended_keeps_no_other(
+    settings: dict[str, Any], shm_dir: Path, held: ExitStack
+) -> None:
+    for name in ("aa", "zz"):  # without a supervisor, before and after the one that has one
+        held.enter_context(RunDir.create(shm_dir, name))
+    supervisor = held.enter_context(
+        Supervisor(load(None, settings | {"run.name": "rb"}), sink=Lines())
+    )
+    done = ssd_pipe("down", "--all", "--shm-dir", str(shm_dir))
+    assert (done.returncode, done.stdout) == (1, "rb stopped\n")
+    for name in ("aa", "zz"):
+        assert f"run '{name}' has no supervisor" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert supervisor.wait(TIMEOUT)
+    assert (supervisor.state, list_runs(shm_dir)) == (GroupState.STOPPED, ["aa", "zz"])
+
+
+def test_a_run_that_has_ended_meanwhile_is_no_error(shm_dir: Path) -> None:
+    names = ["gone", "left"]
+    with ExitStack() as runs:
+        for name in names:
+            runs.enter_context(RunDir.create(shm_dir, name))
+        chosen = choose_runs(str(shm_dir), names, every=False)
+    (shm_dir / f"ssd-pipe-{os.getuid()}" / "left").mkdir()  # as after a crash of all of it
+    assert list(end_runs(str(shm_dir), chosen)) == names
+
+
+def test_a_pipeline_can_be_ended_from_its_first_moment(
+    settings: dict[str, Any], shm_dir: Path
+) -> None:
+    class Ending(Lines):
+        """Asks for the end before the configuration is written."""
+
+        def open_file(self, path: Path, limit: int = 0) -> None:
+            (name,) = list_runs(shm_dir)
+            begin_stop(str(shm_dir), name)
+
+    supervisor = Supervisor(load(None, settings), sink=Ending())
+    supervisor.start()
+    assert not supervisor.wait_ready()
+    assert supervisor.wait(TIMEOUT)
+    assert (supervisor.state, supervisor.failure) == (GroupState.STOPPED, "")
 
 
 def test_a_run_that_stays_is_told_of(shm_dir: Path, held: ExitStack) -> None:

@@ -57,6 +57,8 @@ def test_fresh_names_differ(shm_dir: Path) -> None:
 def test_a_run_that_a_program_has_for_itself_is_not_in_the_way(shm_dir: Path) -> None:
     with RunDir.create(shm_dir, f"{OWNED}7-01234567") as own:
         assert find_run(shm_dir) == own.path
+        with pytest.raises(ResourceError, match=f"have for themselves: {own.name}"):
+            find_run(shm_dir, owned=False)
         with RunDir.create(shm_dir, "r") as run:
             assert find_run(shm_dir) == run.path
 
