@@ -62,7 +62,7 @@ def resolve(name: str) -> Path:
         if not folder.is_dir():
             raise ModelError(f"model {name} is not on this machine; run: ssd-pipe pull {name}")
         return _complete(folder, name)
-    if _is_folder(name):
+    if is_folder(name):
         return _complete(Path(name).expanduser(), name)
     if not _HUB_ID.fullmatch(name):
         raise ModelError(
@@ -80,7 +80,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     report: Progress = progress or (lambda what, done, total: None)
     if name == TARGET_NAME:
         return _pull_target(report)
-    if name == DRAFT_NAME or _is_folder(name) or not _HUB_ID.fullmatch(name):
+    if name == DRAFT_NAME or is_folder(name) or not _HUB_ID.fullmatch(name):
         return resolve(name)
     return _pull_from_hub(name, report)
 
@@ -122,7 +122,8 @@ def _shipped_draft() -> Path:
     return Path(str(importlib.resources.files("models"))) / DRAFT_NAME
 
 
-def _is_folder(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Whether there is a folder of this name, whatever is in it."""
     return bool(name) and Path(name).expanduser().is_dir()
 
 

@@ -23,6 +23,7 @@ from ipc.messages.hub import ProcessState
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe import logs, preflight, ready_file, run_control
 from ssd_pipe.config import PipelineConfig
+from ssd_pipe.config_paths import with_absolute_paths
 from ssd_pipe.endpoint import local_endpoint
 from ssd_pipe.errors import PeerLost, SsdPipeError
 from ssd_pipe.footprint import shared_bytes
@@ -59,7 +60,7 @@ class Supervisor:
     A context manager: entering starts the group and waits until it is ready, leaving stops it.
 
     Attributes:
-        config: the configuration; after ``start`` with the run's real name.
+        config: the configuration with absolute paths; after ``start`` with the run's real name.
         state: see GroupState; FAILED lasts until the next object, or until the group is restarted.
         failure: which process failed and why, one line; empty while nothing has, and again when
             the group is restarted.
@@ -72,7 +73,7 @@ class Supervisor:
         self, config: PipelineConfig, sink: Sink | None = None, ready_file: Path | None = None
     ) -> None:
         config.validate()
-        self.config = config
+        self.config = with_absolute_paths(config)
         self.state = GroupState.NEW
         self.failure = ""
         self._culprit = ""  # the process that began the failure, if a single one did

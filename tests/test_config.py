@@ -16,6 +16,7 @@ from ssd_pipe.config_load import (
     parse_set,
     setting_names,
 )
+from ssd_pipe.config_paths import with_absolute_paths
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import MIB, expected_bytes, shared_bytes
 from ssd_pipe.threads import (
@@ -51,6 +52,31 @@ def test_json_of_a_config_reads_back_equal_with_the_same_digest() -> None:
     again = decode(msgspec.json.encode(config))
     assert again == config
     assert again.digest() == config.digest()
+
+
+def test_paths_are_those_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("think", "home/draft", "smollm2-draft-16m", "org/here"):
+        (tmp_path / name).mkdir(parents=True)
+
+    def models(target: str, draft: str) -> tuple[str, str]:
+        config = with_absolute_paths(load(None, {"target.model": target, "draft.model": draft}))
+        return config.target.model, config.draft.model
+
+    assert models("./think", "~/draft") == (f"{tmp_path}/think", f"{tmp_path}/home/draft")
+    assert models("org/here", "org/away") == (f"{tmp_path}/org/here", "org/away")
+    names = ("shape:llama-3.1-8b", "smollm2-draft-16m")
+    assert models(*names) == names
+    given = {"run.log_dir": "~/logs", "run.shm_dir": "s", "speculation.synthetic_acceptance": "0.7"}
+    config = with_absolute_paths(load(None, given))
+    assert (config.run.log_dir, config.run.shm_dir) == (f"{tmp_path}/home/logs", f"{tmp_path}/s")
+    assert (config.run.curve_clients, config.speculation.synthetic_acceptance) == ("", "0.7")
+    traced = with_absolute_paths(load(None, {"speculation.synthetic_acceptance": "t.json"}))
+    assert traced.speculation.synthetic_acceptance == f"{tmp_path}/t.json"
+    assert with_absolute_paths(traced) == traced
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ipc.rundir import RunDir
 from ssd_pipe.cli.options import ConfigSource
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.config_load import decode
+from ssd_pipe.config_paths import with_absolute_paths
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import shared_bytes
 from ssd_pipe.members import SUPERVISOR_VARIABLE, process_count
@@ -31,7 +32,7 @@ def run_single(source: ConfigSource, role: str, rank: int) -> int:
     The run's configuration is the one its first process brought. Raises ConfigError if this
     process was given another one, or is not part of the run.
     """
-    asked = _named(source.load())
+    asked = _named(with_absolute_paths(source.load()))
     if role == "gateway":
         asked = msgspec.structs.replace(
             asked, gateway=msgspec.structs.replace(asked.gateway, enabled=True)

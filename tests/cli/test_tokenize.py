@@ -10,9 +10,12 @@ import pytest
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from ssd_pipe.config_load import load
+from ssd_pipe.supervisor import Supervisor
 from tests.cli.conftest import Running
 from tests.frontend_peer import model_folder
-from tests.pipelines import command
+from tests.pipelines import byte_model, command
+from tests.test_supervisor import Lines
 from tests.text.vocabularies import byte_level
 
 TEXT = "<s>hé, two\nlines"
@@ -95,6 +98,24 @@ def test_the_running_target_s_is_taken(running: Running) -> None:
     assert result.metrics is not None
     assert result.metrics.prompt_tokens == 5
     assert tokenize("--shm-dir", running.shm_dir, "hello") == told
+
+
+def test_the_running_target_is_found_from_any_folder(
+    shm_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokenize("hi", "--model", str(byte_model(tmp_path, "think")))
+    monkeypatch.chdir(tmp_path)
+    settings = {"mode": "ar", "target.model": "./think", "run.shm_dir": str(shm_dir)}
+    supervisor = Supervisor(load(None, settings | {"run.log_dir": "logs"}), sink=Lines())
+    try:
+        supervisor.start()
+        (tmp_path / "elsewhere" / "think").mkdir(parents=True)
+        monkeypatch.chdir("elsewhere")
+        assert tokenize("hi", "--shm-dir", str(shm_dir)) == expected
+        assert (expected[0], len(expected[1].split())) == (0, 2)
+        assert supervisor.log_dir.parent == tmp_path / "logs"
+    finally:
+        supervisor.stop()
 
 
 @pytest.mark.parametrize(
