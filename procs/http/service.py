@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -59,7 +60,8 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not the served one; None is."""
-        if name is not None and name not in self._names:
+        # A folder may have been given in another way than the run's configuration has it.
+        if name is not None and not {name, os.path.abspath(name)} & self._names:
             reason = f"{name!r} does not exist, this server has {self.model_name!r}"
             raise ApiError(404, reason, "model", "model_not_found")
 
