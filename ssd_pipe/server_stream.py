@@ -13,13 +13,40 @@ import msgspec
 from ipc.messages.client import Chunk, RequestMetrics
 from ssd_pipe.errors import PeerLost, RequestError
 
-_REASONING = ("reasoning_content", "reasoning")  # the second one is newer vLLM's and Ollama's
-
 
 class ServerChunk(Chunk, frozen=True, kw_only=True):
     """A chunk of a server's. ``reasoning``: what the model thought, which is none of the text."""
 
     reasoning: str = ""
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # newer vLLM's and Ollama's name of it
+
+
+class _Choice(msgspec.Struct):
+    index: int | None = None
+    delta: _Said | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is read of an event; whatever else a server says in it is passed over."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Event)
 
 
 class ServerStream:
@@ -35,9 +62,10 @@ class ServerStream:
         self._lines = _lines(response)
         self._asked = asked
         self._first = self._last = 0.0
-        self._usage: dict[str, int] = {}
+        self._usage: _Usage | None = None
         self._finish = [""] * answers
         self._open = set(range(answers))
+        self._silent = set(range(answers))  # no event was of these yet
         self._ready: deque[ServerChunk] = deque()
         self._done = False
         self._cancelled = False
@@ -52,10 +80,11 @@ class ServerStream:
             if self._cancelled:
                 self._end("cancelled")
             elif (event := self._event()) is None:
+                self._check_all_came()
                 self._end("stop")
-            elif "error" in event:
+            elif event.error:
                 self._close()
-                raise refusal(event, 503, "the answer broke off")
+                raise refusal({"error": event.error}, 503, "the answer broke off")
             else:
                 self._take(event)
         return self._ready.popleft()
@@ -64,7 +93,7 @@ class ServerStream:
         """End the answers; the last chunk of each that is not complete says "cancelled"."""
         self._cancelled = True
 
-    def _event(self) -> dict[str, Any] | None:
+    def _event(self) -> _Event | None:
         """The next server-sent event's object, None at the end."""
         try:
             for line in self._lines:
@@ -73,7 +102,7 @@ class ServerStream:
                 data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
                     return None
-                return msgspec.json.decode(data, type=dict[str, Any])
+                return _DECODER.decode(data)
         except httpx.HTTPError as error:
             self._close()
             raise PeerLost(f"{self._response.url}: the answer broke off: {error}") from None
@@ -85,20 +114,28 @@ class ServerStream:
         self._close()
         raise PeerLost(f"{self._response.url}: the answer broke off")
 
-    def _take(self, event: dict[str, Any]) -> None:
-        self._usage = event.get("usage") or self._usage
-        for choice in event.get("choices") or ():
-            index = choice.get("index") or 0
+    def _check_all_came(self) -> None:
+        if self._silent:
+            self._close()
+            count = len(self._finish)
+            told = f"gave {count - len(self._silent)} of the {count} answers it was asked for"
+            raise PeerLost(f"{self._response.url}: the server {told}")
+
+    def _take(self, event: _Event) -> None:
+        self._usage = event.usage or self._usage
+        for choice in event.choices or ():
+            index = choice.index or 0
             if index not in self._open:
                 continue
-            said = choice.get("delta") or {}
-            text = said.get("content") or choice.get("text") or ""
-            reasoning = next((said[name] for name in _REASONING if said.get(name)), "")
+            self._silent.discard(index)
+            said = choice.delta or _Said()
+            text = said.content or choice.text or ""
+            reasoning = said.reasoning_content or said.reasoning or ""
             if text or reasoning:
                 self._last = time.monotonic()
                 self._first = self._first or self._last
                 self._ready.append(ServerChunk(id="", text=text, reasoning=reasoning, index=index))
-            self._finish[index] = choice.get("finish_reason") or self._finish[index]
+            self._finish[index] = choice.finish_reason or self._finish[index]
             # The last one waits for the usage, which comes after it.
             if self._finish[index] and len(self._open) > 1:
                 self._open.discard(index)
@@ -124,18 +161,18 @@ class ServerStream:
         self._response.close()
 
     def _metrics(self) -> RequestMetrics | None:
-        tokens = self._usage.get("completion_tokens", 0)
-        if not tokens:
+        used = self._usage
+        if used is None or not used.completion_tokens:
             return None
         first, last = self._first or time.monotonic(), self._last
         decoding = last - first
         return RequestMetrics(
-            prompt_tokens=self._usage.get("prompt_tokens", 0),
-            output_tokens=tokens,
+            prompt_tokens=used.prompt_tokens or 0,
+            output_tokens=used.completion_tokens,
             queue_time=0.0,
             time_to_first_token=first - self._asked,
             total_time=time.monotonic() - self._asked,
-            decode_rate=(tokens - 1) / decoding if decoding > 0 else 0.0,
+            decode_rate=(used.completion_tokens - 1) / decoding if decoding > 0 else 0.0,
         )
 
 

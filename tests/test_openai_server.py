@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,56 @@ def test_each_of_several_answers_has_an_end_of_its_own() -> None:
         (0, "", "tool_calls"),
     ]
     assert [c.metrics and c.metrics.output_tokens for c in got] == [None] * 5 + [7]
+
+
+@pytest.mark.parametrize("came", [0, 1])
+def test_answers_that_never_came_are_not_made_up(came: int) -> None:
+    events = [delta(0, finish="stop", content="a"), {"choices": [], "usage": USAGE}]
+    with played(*events[1 - came :]) as place, OpenAIServer(place.url) as server:
+        stream = server.chat(HELLO, SamplingParams(n=2))
+        got = []
+        with pytest.raises(PeerLost, match=f"gave {came} of the 2 answers"):
+            got.extend(iter(stream.__next__, None))
+        assert next(stream, None) is None
+
+
+def test_an_error_of_null_is_none() -> None:
+    event = delta(finish="stop", content="a") | {"error": None}
+    with played(event) as place, OpenAIServer(place.url) as server:
+        got = list(server.chat(HELLO, PARAMS))
+    assert [(c.text, c.finish_reason) for c in got] == [("a", None), ("", "stop")]
+
+
+@pytest.mark.parametrize("error", ["too hot", {"message": "too hot"}])
+def test_an_error_in_an_answer_is_the_server_s_own_words(error: Any) -> None:
+    with played(delta(content="a"), {"error": error}) as place, OpenAIServer(place.url) as server:
+        stream = server.chat(HELLO, PARAMS)
+        assert next(stream).text == "a"
+        with pytest.raises(RequestError, match="the server answered: too hot"):
+            next(stream)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": [{"delta": {"content": ["a"]}}]},
+        {"choices": [{"delta": {"reasoning_content": [{"text": "a"}]}}]},
+        {"choices": [{"delta": "a"}]},
+        {"choices": [{"index": [], "text": "a"}]},
+        {"choices": [{"text": "a", "finish_reason": 3}]},
+        {"choices": ["a"]},
+        {"choices": 3},
+        {"choices": [], "usage": "7"},
+        {"choices": [], "usage": {"completion_tokens": "7"}},
+    ],
+)
+def test_an_answer_that_cannot_be_read(event: dict[str, Any]) -> None:
+    with played(delta(content="a"), event) as place, OpenAIServer(place.url) as server:
+        stream = server.chat(HELLO, PARAMS)
+        assert next(stream).text == "a"
+        with pytest.raises(PeerLost, match="unreadable answer"):
+            next(stream)
+        assert next(stream, None) is None
 
 
 def test_a_cancel_ends_those_that_are_open() -> None:

@@ -121,7 +121,8 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
 
     ``thinking``, on an answer's first chunk: whether the prompt ended in ``<think>``, so that the
     answer begins with a thought (True), or the answer may begin with that mark itself (False);
-    None where the model's chat template knows of no thoughts.
+    None where the model's chat template knows of no thoughts, or with a
+    response format, to which the whole text belongs.
     """
 
     id: str

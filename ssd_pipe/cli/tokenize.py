@@ -64,6 +64,9 @@ def tokenize(
         raise ConfigError("TEXT", "must be one argument: put it in quotes")
     given = [" ".join(words)] if words else []
     (text,) = (each.text for each in read_prompts(given, [file] if file is not None else []))
+    for argument, said in (("TEXT", text), ("--system", system)):
+        if not _is_unicode(said):
+            raise ConfigError(argument, "is not valid Unicode")
     tokenizer = _load(model, run, shm_dir)
     if decode:
         print(_text(tokenizer, text))
@@ -81,6 +84,15 @@ def tokenize(
         print(msgspec.json.encode(told).decode())
     else:
         print(*ids)
+
+
+def _is_unicode(text: str) -> bool:
+    """Not so what was typed and is no UTF-8, which Python keeps as surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _load(model: str, run: str, shm_dir: str) -> Tokenizer:

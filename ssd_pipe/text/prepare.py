@@ -91,6 +91,8 @@ class Preparer:
             grammar=grammar,
         )
         keys = _keys(params, None if processors.neutral else processors)
+        if grammar:  # such a text is all answer, and cannot end a thought the prompt began
+            thinking = None
         return Prepared(tokens, min(params.max_tokens, room), keys, stop_ids, thinking)
 
     def _grammar(self, params: SamplingParams) -> str:

@@ -42,7 +42,7 @@ class ThoughtSplitter:
         self._held += text
         if self._undecided:
             head = self._held.lstrip()
-            if BEGIN.startswith(head):
+            if head != BEGIN and BEGIN.startswith(head):
                 return Said("", "")
             self._undecided = False
             self._inside = head.startswith(BEGIN)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ipc.messages.requests import TokensOut
+from ipc.messages.requests import Rejected, TokensOut
 from ssd_pipe.params import SamplingParams
 from tests.cli.conftest import Running
 from tests.cli.terminal import plain, terminal
@@ -95,6 +95,27 @@ def test_several_prompts_have_headings(generate: Generate, tmp_path: Path) -> No
 def test_more_prompts_than_are_asked_at_once(generate: Generate) -> None:
     texts = [str(number) for number in range(150)]
     assert generate("--raw", "--quiet", *texts) == (0, "".join(f"{t}\n" for t in texts), "")
+
+
+def test_prompts_that_do_not_fit_in_the_line_wait(tmp_path: Path) -> None:
+    with pipeline(tmp_path) as run, ExitStack() as stack:
+        process = subprocess.Popen(
+            command("generate", "--raw", "--quiet", *"abcde", "--endpoint", run.endpoint),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        stack.callback(process.kill)
+        first, second, *others = [run.peer.add() for _ in range(5)]
+        for each in others:
+            run.peer.send(Rejected(each.rid, 429, "the waiting line is full (1 requests)"))
+        for each in (first, second):
+            run.peer.send(TokensOut(each.rid, each.tokens, 0, "length"))
+        again = [run.peer.add() for _ in others]
+        assert [each.tokens for each in again] == [each.tokens for each in others]
+        for each in again:
+            run.peer.send(TokensOut(each.rid, each.tokens, 0, "length"))
+        output, errors = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, output, errors) == (0, b"a\nb\nc\nd\ne\n", b"")
 
 
 def test_answers_as_json(generate: Generate) -> None:

@@ -10,6 +10,7 @@ import pytest
 from ipc.messages.client import Chunk
 from ssd_pipe.cli.in_order import InOrder
 from ssd_pipe.cli.talk import AnswerStream
+from ssd_pipe.errors import RequestError
 
 
 class Script:
@@ -87,3 +88,74 @@ def test_an_interrupt_loses_nothing_and_a_cancel_reaches_what_is_under_way() -> 
     assert second.cancelled
     assert list(answers) == [text(0, "b"), end(0), end(0)]
     assert begun == [first, second]
+
+
+FULL = RequestError(429, "the waiting line is full")
+
+
+def several(*tries: list[Script]) -> tuple[list[Callable[[], AnswerStream]], list[int]]:
+    """What submits the prompts, each time with the next of its streams; and which it was."""
+    begun: list[int] = []
+
+    def submit(number: int, left: Iterator[Script]) -> AnswerStream:
+        begun.append(number)
+        return next(left)
+
+    return [partial(submit, i, iter(each)) for i, each in enumerate(tries)], begun
+
+
+def answer(content: str) -> Script:
+    return Script(text(0, content), end(0))
+
+
+def test_what_does_not_fit_is_asked_again_after_those_under_way() -> None:
+    asking, begun = several(
+        [answer("a")],
+        [Script(FULL), answer("b")],
+        [Script(FULL), Script(FULL), answer("c")],
+        [answer("d")],
+    )
+    got = list(InOrder(asking, 1, ahead=3))
+    assert "".join(chunk.text for chunk in got) == "abcd"
+    assert begun == [0, 1, 2, 3, 1, 2, 2]
+
+
+def test_what_came_of_a_prompt_that_is_asked_again_is_forgotten() -> None:
+    half = Script(text(1, "x"), end(1), FULL)
+    whole = Script(text(1, "d"), end(1), text(0, "c"), end(0))
+    asking, _ = several([Script(text(0, "a"), end(0), text(1, "b"), end(1))], [half, whole])
+    got = list(InOrder(asking, 2, ahead=2))
+    assert "".join(chunk.text for chunk in got) == "abcd"
+    assert [chunk.index for chunk in got if chunk.finish_reason] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("tries", [[[Script(FULL)]], [[answer("a")], [Script(FULL), Script(FULL)]]])
+def test_a_line_that_others_fill_is_an_error(tries: list[list[Script]]) -> None:
+    asking, _ = several(*tries)
+    answers = InOrder(asking, 1, ahead=2)
+    with pytest.raises(RequestError, match="line is full"):
+        list(answers)
+
+
+def test_another_s_error_waits_for_its_turn() -> None:
+    asking, begun = several(
+        [answer("a")], [Script(FULL), answer("b")], [Script(RequestError(400, "too long"))]
+    )
+    answers = InOrder(asking, 1, ahead=3)
+    assert [next(answers) for _ in range(4)] == [text(0, "a"), end(0), text(0, "b"), end(0)]
+    with pytest.raises(RequestError, match="too long"):
+        next(answers)
+    assert begun == [0, 1, 2, 1]
+
+
+def test_a_cancel_leaves_out_what_did_not_fit() -> None:
+    under_way = Script(KeyboardInterrupt(), end(0))
+    asking, begun = several([answer("a")], [Script(FULL)], [under_way])
+    answers = InOrder(asking, 1, ahead=3)
+    assert [next(answers), next(answers)] == [text(0, "a"), end(0)]
+    with pytest.raises(KeyboardInterrupt):
+        next(answers)
+    answers.cancel()
+    assert under_way.cancelled
+    assert next(answers, None) is None
+    assert begun == [0, 1, 2]

@@ -130,6 +130,8 @@ def test_the_running_target_is_found_from_any_folder(
         (["a", "--run", "r"], "--model: names a model", 2),
         (["a", "--file", "f"], "--file: is instead", 2),
         (["--chat", "a", "--chat-template-kwargs", '{"messages": 1}'], "--chat: ", 2),
+        (["\udcff"], "TEXT: is not valid Unicode", 2),
+        (["--chat", "a", "--system", "\udcff"], "--system: is not valid Unicode", 2),
     ],
 )
 def test_what_cannot_be_is_one_line(

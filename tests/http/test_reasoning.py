@@ -94,6 +94,24 @@ def test_an_answer_without_a_thought_has_none(
     assert not hasattr(message, "reasoning_content")
 
 
+@pytest.mark.parametrize("variables", [{}, BEGUN])
+def test_a_text_that_has_a_format_is_all_answer(
+    run: tuple[Pipeline, Server], api: openai.OpenAI, variables: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {"model": "model", "messages": HELLO, "max_tokens": 40}
+    asked["response_format"] = {"type": "json_object"}
+    asked["extra_body"] = {"chat_template_kwargs": variables}
+    with saying(run[0], '{"a":', " 1}"):
+        message: Any = api.chat.completions.create(**asked).choices[0].message
+    assert message.content == '{"a": 1}'
+    assert not hasattr(message, "reasoning_content")
+    with saying(run[0], '{"a":', " 1}"):
+        chunks = list(api.chat.completions.create(**asked, stream=True))
+    deltas: list[Any] = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(delta.content or "" for delta in deltas) == '{"a": 1}'
+    assert not any(getattr(delta, "reasoning_content", None) for delta in deltas)
+
+
 def test_a_thought_that_does_not_end_is_no_answer(
     run: tuple[Pipeline, Server], api: openai.OpenAI
 ) -> None:

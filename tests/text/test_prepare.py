@@ -8,6 +8,7 @@ from ipc.messages.sampling import NoiseKey
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.text.prepare import LONG_TEXT, PART_TEXT, Preparer
+from ssd_pipe.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_level
 
 VOCAB = byte_level().vocab_size
@@ -110,6 +111,16 @@ def test_stop_ids_are_every_eos_and_the_requests_own():
 def test_formats_that_are_served(wanted):
     [key] = prepare(response_format=wanted).keys
     assert key.processors.grammar
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_has_a_format_has_no_thought(begun):
+    template = "{{ messages[0].content }}" + "{# </think> #}" + "<think>" * begun
+    preparer = Preparer(Tokenizer(byte_level().backend, template), [2], VOCAB, 64)
+    for wanted, expected in (({"type": "text"}, begun), ({"type": "json_object"}, None)):
+        params = SamplingParams(response_format=wanted)
+        submit = Submit(id="a", messages=(ChatMessage("user", "x"),), params=params)
+        assert preparer.prepare(submit).thinking is expected
 
 
 def test_unlimited_sampling_seeds_differ_between_requests():

@@ -26,6 +26,8 @@ def split(text: str, size: int, begun: bool = False) -> Said:
         ("<think>\n\n</think>\n\nb", False, "", "b"),
         (" plain <think>x</think>", False, "", " plain <think>x</think>"),
         ("<thi", False, "", "<thi"),
+        ("<think>", False, "", ""),
+        ("\n<think>\n", False, "", ""),
         ("\n", False, "", "\n"),
         ("", False, "", ""),
         ("hm", True, "hm", ""),
