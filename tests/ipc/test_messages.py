@@ -182,7 +182,7 @@ WIRE: list[tuple[Any, Any]] = [
         [
             "draft",
             7,
-            [[0, 4, [6], [7, 8], True, 2**64 - 1, -1, 0, False, 0]],
+            [[0, 4, [6], [7, 8], True, 2**64 - 1, -1, 0, False, 0, 0]],
             [[1, 0, PLAIN_KEY, [4]]],
             [],
             False,
