@@ -32,6 +32,7 @@ from ssd_pipe.gateway_address import usable_endpoint
 from ssd_pipe.preflight import tokenizer_mismatch
 from ssd_pipe.runs import list_pipelines
 from ssd_pipe.threads import has_gpu
+from tests.cli.scripted import Scripted
 from tests.pipelines import byte_model, command
 from tests.waiting import wait_for
 
@@ -271,26 +272,6 @@ def test_commands_without_a_pipeline_say_so(shm_dir: Path, refused: Refused) -> 
         line = refused(*arguments, "--shm-dir", str(shm_dir), status=1)
         assert f"{shm_dir}/ssd-pipe-{os.getuid()}: no run" in line
         assert "--shm-dir" in line
-
-
-class Scripted:
-    """A stream whose next() gives chunks, raises errors; keeps how often it was cancelled."""
-
-    def __init__(self, *steps: Chunk | BaseException) -> None:
-        self._steps = iter(steps)
-        self.cancelled = 0
-
-    def __iter__(self) -> Scripted:
-        return self
-
-    def __next__(self) -> Chunk:
-        step = next(self._steps)
-        if isinstance(step, BaseException):
-            raise step
-        return step
-
-    def cancel(self) -> None:
-        self.cancelled += 1
 
 
 def test_the_second_interrupt_leaves_an_answer_that_does_not_end() -> None:

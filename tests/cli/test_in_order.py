@@ -11,26 +11,7 @@ from ipc.messages.client import Chunk
 from ssd_pipe.cli.in_order import InOrder
 from ssd_pipe.cli.talk import AnswerStream
 from ssd_pipe.errors import RequestError
-
-
-class Script:
-    """A stream that gives chunks and raises errors; knows whether it was cancelled."""
-
-    def __init__(self, *steps: Chunk | BaseException) -> None:
-        self._steps = iter(steps)
-        self.cancelled = False
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self
-
-    def __next__(self) -> Chunk:
-        step = next(self._steps)
-        if isinstance(step, BaseException):
-            raise step
-        return step
-
-    def cancel(self) -> None:
-        self.cancelled = True
+from tests.cli.scripted import Scripted
 
 
 def text(index: int, content: str) -> Chunk:
@@ -41,11 +22,11 @@ def end(index: int) -> Chunk:
     return Chunk(id="", index=index, finish_reason="stop")
 
 
-def submits(*streams: Script) -> tuple[list[Callable[[], AnswerStream]], list[Script]]:
+def submits(*streams: Scripted) -> tuple[list[Callable[[], AnswerStream]], list[Scripted]]:
     """What submits each of them, and those submitted so far."""
-    begun: list[Script] = []
+    begun: list[Scripted] = []
 
-    def submit(stream: Script) -> AnswerStream:
+    def submit(stream: Scripted) -> AnswerStream:
         begun.append(stream)
         return stream
 
@@ -53,8 +34,8 @@ def submits(*streams: Script) -> tuple[list[Callable[[], AnswerStream]], list[Sc
 
 
 def test_answers_come_whole_and_in_order_however_they_are_mixed() -> None:
-    first = Script(text(1, "c"), text(0, "a"), end(1), text(0, "b"), end(0))
-    second = Script(end(0), text(1, "d"), end(1))
+    first = Scripted(text(1, "c"), text(0, "a"), end(1), text(0, "b"), end(0))
+    second = Scripted(end(0), text(1, "d"), end(1))
     asking, _ = submits(first, second)
     expected = [text(0, "a"), text(0, "b"), end(0), text(1, "c"), end(1)]
     expected += [end(0), text(1, "d"), end(1)]
@@ -63,7 +44,7 @@ def test_answers_come_whole_and_in_order_however_they_are_mixed() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_no_more_is_asked_at_once_than_it_may(ahead: int) -> None:
-    streams = [Script(text(0, "a"), end(0)) for _ in range(3)]
+    streams = [Scripted(text(0, "a"), end(0)) for _ in range(3)]
     asking, begun = submits(*streams)
     answers = InOrder(asking, 1, ahead)
     assert begun == []
@@ -75,8 +56,8 @@ def test_no_more_is_asked_at_once_than_it_may(ahead: int) -> None:
 
 
 def test_an_interrupt_loses_nothing_and_a_cancel_reaches_what_is_under_way() -> None:
-    first = Script(text(0, "a"), KeyboardInterrupt(), text(0, "b"), end(0))
-    second, third = Script(end(0)), Script(end(0))
+    first = Scripted(text(0, "a"), KeyboardInterrupt(), text(0, "b"), end(0))
+    second, third = Scripted(end(0)), Scripted(end(0))
     asking, begun = submits(first, second, third)
     answers = InOrder(asking, 1, ahead=2)
     assert next(answers) == text(0, "a")
@@ -93,26 +74,26 @@ def test_an_interrupt_loses_nothing_and_a_cancel_reaches_what_is_under_way() -> 
 FULL = RequestError(429, "the waiting line is full")
 
 
-def several(*tries: list[Script]) -> tuple[list[Callable[[], AnswerStream]], list[int]]:
+def several(*tries: list[Scripted]) -> tuple[list[Callable[[], AnswerStream]], list[int]]:
     """What submits the prompts, each time with the next of its streams; and which it was."""
     begun: list[int] = []
 
-    def submit(number: int, left: Iterator[Script]) -> AnswerStream:
+    def submit(number: int, left: Iterator[Scripted]) -> AnswerStream:
         begun.append(number)
         return next(left)
 
     return [partial(submit, i, iter(each)) for i, each in enumerate(tries)], begun
 
 
-def answer(content: str) -> Script:
-    return Script(text(0, content), end(0))
+def answer(content: str) -> Scripted:
+    return Scripted(text(0, content), end(0))
 
 
 def test_what_does_not_fit_is_asked_again_after_those_under_way() -> None:
     asking, begun = several(
         [answer("a")],
-        [Script(FULL), answer("b")],
-        [Script(FULL), Script(FULL), answer("c")],
+        [Scripted(FULL), answer("b")],
+        [Scripted(FULL), Scripted(FULL), answer("c")],
         [answer("d")],
     )
     got = list(InOrder(asking, 1, ahead=3))
@@ -121,16 +102,18 @@ def test_what_does_not_fit_is_asked_again_after_those_under_way() -> None:
 
 
 def test_what_came_of_a_prompt_that_is_asked_again_is_forgotten() -> None:
-    half = Script(text(1, "x"), end(1), FULL)
-    whole = Script(text(1, "d"), end(1), text(0, "c"), end(0))
-    asking, _ = several([Script(text(0, "a"), end(0), text(1, "b"), end(1))], [half, whole])
+    half = Scripted(text(1, "x"), end(1), FULL)
+    whole = Scripted(text(1, "d"), end(1), text(0, "c"), end(0))
+    asking, _ = several([Scripted(text(0, "a"), end(0), text(1, "b"), end(1))], [half, whole])
     got = list(InOrder(asking, 2, ahead=2))
     assert "".join(chunk.text for chunk in got) == "abcd"
     assert [chunk.index for chunk in got if chunk.finish_reason] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("tries", [[[Script(FULL)]], [[answer("a")], [Script(FULL), Script(FULL)]]])
-def test_a_line_that_others_fill_is_an_error(tries: list[list[Script]]) -> None:
+@pytest.mark.parametrize(
+    "tries", [[[Scripted(FULL)]], [[answer("a")], [Scripted(FULL), Scripted(FULL)]]]
+)
+def test_a_line_that_others_fill_is_an_error(tries: list[list[Scripted]]) -> None:
     asking, _ = several(*tries)
     answers = InOrder(asking, 1, ahead=2)
     with pytest.raises(RequestError, match="line is full"):
@@ -139,7 +122,7 @@ def test_a_line_that_others_fill_is_an_error(tries: list[list[Script]]) -> None:
 
 def test_another_s_error_waits_for_its_turn() -> None:
     asking, begun = several(
-        [answer("a")], [Script(FULL), answer("b")], [Script(RequestError(400, "too long"))]
+        [answer("a")], [Scripted(FULL), answer("b")], [Scripted(RequestError(400, "too long"))]
     )
     answers = InOrder(asking, 1, ahead=3)
     assert [next(answers) for _ in range(4)] == [text(0, "a"), end(0), text(0, "b"), end(0)]
@@ -149,8 +132,8 @@ def test_another_s_error_waits_for_its_turn() -> None:
 
 
 def test_a_cancel_leaves_out_what_did_not_fit() -> None:
-    under_way = Script(KeyboardInterrupt(), end(0))
-    asking, begun = several([answer("a")], [Script(FULL)], [under_way])
+    under_way = Scripted(KeyboardInterrupt(), end(0))
+    asking, begun = several([answer("a")], [Scripted(FULL)], [under_way])
     answers = InOrder(asking, 1, ahead=3)
     assert [next(answers), next(answers)] == [text(0, "a"), end(0)]
     with pytest.raises(KeyboardInterrupt):
