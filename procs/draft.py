@@ -207,7 +207,7 @@ class _Worker:
                 following = self._inbox.next(0)
                 if following is not None:
                     break
-        # Under a lease the round may have ended because a plan came, which is kept there.
+        # The round may have ended because a plan came, which is kept there.
         following = following or self._inbox.take_held()
         times = DraftTimes(
             round=plan.round,
@@ -253,7 +253,12 @@ class _Worker:
     def _stages(self, plan: DraftPlan) -> Iterator[str]:
         records = self._records
         if not plan.number or records is None:
-            return self._speculator.round(plan, self._notices.send, meanwhile=self._tell)
+            return self._speculator.round(
+                plan,
+                self._notices.send,
+                interrupted=self._inbox.interrupted,
+                meanwhile=self._tell,
+            )
 
         def answer(chain: ChainReady) -> None:
             if plan.record:  # it is the GPU that waits

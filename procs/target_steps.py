@@ -14,15 +14,15 @@ from procs.placement import Threads
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from ssd_pipe.dimensions import Dimensions
-from ssd_pipe.engine.ahead import Growing, follow_on
+from ssd_pipe.engine.ahead import Pending, follow_on
 from ssd_pipe.engine.partitioned_cache import PartitionedCache
 from ssd_pipe.verification.verifier import Verifier
 
 UNTOLD = 16
 """Steps in a row, begun without waiting, after which their lines go to the log all the same."""
 GROWTH_PATIENCE_NS = 5_000_000
-"""How long a chain is waited for that is not deep enough yet. A draft that takes longer may be in
-trouble, which the scheduler would see."""
+"""How long branches are waited for that are not announced, or not deep enough, yet. A draft that
+takes longer may be in trouble, which the scheduler would see."""
 
 
 class TargetSteps:
@@ -134,24 +134,24 @@ class TargetSteps:
             self._cache = map_cache(self._runtime, self._sizes)
         found = follow_on(leave, plan, result.outcomes, self._cache)
         looked_up = result.finished_ns if self._begun else time.monotonic_ns()
-        if isinstance(found, Growing) and self._spins:
+        if isinstance(found, Pending) and self._spins:
             found = self._await(found, plan, result)
             result = replace(result, looked_up_ns=looked_up, waited_ns=time.monotonic_ns())
-        if found is None or isinstance(found, Growing):
+        if found is None or isinstance(found, Pending):
             return self._planned(result)
         following, chains = found
         return following, replace(result, found=chains, looked_up_ns=looked_up)
 
     def _await(
-        self, growing: Growing, plan: StepPlan, result: StepResult
+        self, pending: Pending, plan: StepPlan, result: StepResult
     ) -> tuple[StepPlan, list[Found]] | None:
-        """What follows once a chain has grown, None if that is not to be waited for."""
+        """What follows once the draft has come so far, None if that is not to be waited for."""
         leave, cache, stopping = self._leave, self._cache, self._runtime.stopping
         end = time.monotonic_ns() + GROWTH_PATIENCE_NS
         while leave is not None and cache is not None and time.monotonic_ns() < end:
             # The draft need not begin a pass that nobody wants (see its ``last_call``).
-            cache.reader_waits = growing.last
-            while cache.depth_of(growing.slot, growing.entry) == growing.depth:
+            cache.reader_waits = pending.last
+            while pending.lasts(cache):
                 if self._plans.waiting() or stopping.is_set() or time.monotonic_ns() >= end:
                     break
             self._hear()
@@ -159,9 +159,9 @@ class TargetSteps:
             if self._next is not None or leave is None or stopping.is_set():
                 return None
             found = follow_on(leave, plan, result.outcomes, cache)
-            if not isinstance(found, Growing):
+            if not isinstance(found, Pending):
                 return found
-            growing = found
+            pending = found
         return None
 
     def _planned(self, result: StepResult) -> tuple[StepPlan | None, StepResult]:

@@ -105,7 +105,8 @@ class Ahead(msgspec.Struct, frozen=True, tag="ahead", array_like=True):
 
     Chains of up to ``k`` tokens come out of the speculation cache: a row that is not in it needs
     the scheduler. A cached chain of d tokens, with more to come, is to wait for the next one if bit
-    d of ``waits`` is set; a target that cannot, or has waited too long, leaves that to the
+    d of ``waits`` is set, and branches that are not announced yet if bit WAIT_BRANCHES (see
+    ``ipc.round_records``) is; a target that cannot, or has waited too long, leaves that to the
     scheduler. With k = 0 the rows decode alone.
     """
 

@@ -1,4 +1,5 @@
-"""What a glue pass's branches were chosen from, written by its graph to memory the host reads.
+"""A glue pass's branches and what they were chosen from, written by its graph to memory the host
+reads.
 
 Copies queued behind the graph and an event for their end would cost the host more than all else of
 a launch.
@@ -6,6 +7,8 @@ a launch.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +30,17 @@ def _export_kernel(
     top_tokens,
     top_scores,
     next_scores,
+    branches,
     tokens,
     scores,
     own,
+    outcomes,
     arrived,
     CELLS: tl.constexpr,
     PLACES: tl.constexpr,
     PLACES_P: tl.constexpr,
+    BRANCHES: tl.constexpr,
+    BRANCHES_P: tl.constexpr,
     BLOCK: tl.constexpr,
     DEVICE: tl.constexpr,
     PDL: tl.constexpr,
@@ -51,17 +58,36 @@ def _export_kernel(
         j = tl.arange(0, PLACES_P)
         there = j < PLACES
         tl.store(own + side * PLACES + j, tl.load(next_scores + j, mask=there), mask=there)
+        e = tl.arange(0, BRANCHES_P)
+        chosen = e < BRANCHES
+        tl.store(outcomes + side * BRANCHES + e, tl.load(branches + e, mask=chosen), mask=chosen)
         release(DEVICE)
         tl.store(arrived, number)
 
 
+class Shown(NamedTuple):
+    """What the host sees of a pass: filled when it ends, and overwritten by the next but one.
+
+    Attributes:
+        tokens, scores: int64 and float32 [R, W, n], candidates after each prefix, best first.
+        own: float32 [R, W], scores of the chain's own tokens.
+        outcomes: int64 [R, E], k << 32 | t* of each branch, likeliest first, then -1.
+    """
+
+    tokens: np.ndarray
+    scores: np.ndarray
+    own: np.ndarray
+    outcomes: np.ndarray
+
+
 class CandidateBox:
-    """The candidates of one glue graph of R rows of W tokens, n each.
+    """The candidates of one glue graph of R rows of W tokens, n each, and the branches chosen from
+    them, at most E a row.
 
     Passes have rising numbers from 1 on; those of the last two are kept.
     """
 
-    def __init__(self, rows: int, width: int, n: int, device: torch.device) -> None:
+    def __init__(self, rows: int, width: int, n: int, branches: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
 
         def filled(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -70,8 +96,10 @@ class CandidateBox:
         self._tokens = filled(torch.int64, SIDES, rows, width, n)
         self._scores = filled(torch.float32, SIDES, rows, width, n)
         self._own = filled(torch.float32, SIDES, rows, width)
+        self._outcomes = filled(torch.int64, SIDES, rows, branches)
         self._arrived = filled(torch.int64, 1)
-        self._views = [t.numpy() for t in (self._tokens, self._scores, self._own)]
+        shown = (self._tokens, self._scores, self._own, self._outcomes)
+        self._views = [t.numpy() for t in shown]
         self._word: np.ndarray = self._arrived.numpy()
 
     def export(
@@ -80,26 +108,32 @@ class CandidateBox:
         top_tokens: torch.Tensor,
         top_scores: torch.Tensor,
         next_scores: torch.Tensor,
+        outcomes: torch.Tensor,
     ) -> None:
         """The end of a pass.
 
         Args:
             serial: int64 [1], its number; 0 keeps nothing.
             top_tokens, top_scores, next_scores: int64 and float32 [R, W, n], float32 [R, W].
+            outcomes: int64 [R, E], k << 32 | t* of each branch, likeliest first, then -1.
         """
-        places = next_scores.numel()
+        places, branches = next_scores.numel(), outcomes.numel()
         _export_kernel[(1,)](
             serial,
             top_tokens,
             top_scores,
             next_scores,
+            outcomes,
             self._tokens,
             self._scores,
             self._own,
+            self._outcomes,
             self._arrived,
             top_tokens.numel(),
             places,
             triton.next_power_of_2(places),
+            branches,
+            triton.next_power_of_2(branches),
             1024,
             num_warps=4,
             **launch_options(serial),
@@ -109,8 +143,6 @@ class CandidateBox:
         """Whether pass ``number`` has ended."""
         return bool(self._word[0] >= number)
 
-    def side(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens, scores and the chain's own scores of pass ``number``, which fill when it ends
-        and are overwritten by the next but one."""
-        tokens, scores, own = (view[number % SIDES] for view in self._views)
-        return tokens, scores, own
+    def side(self, number: int) -> Shown:
+        """What is shown of pass ``number``."""
+        return Shown(*(view[number % SIDES] for view in self._views))

@@ -1,7 +1,8 @@
 """What a glue graph does besides its pass: its input before, the choice of branches behind.
 
 The host arms a launch with how branches are to be chosen (``fork``) and, for one row, with what to
-feed (``rounds.follow``); what they were chosen from is shown in pinned memory (``candidate_box``).
+feed (``rounds.follow``); the branches and what they were chosen from are shown in pinned memory
+(``candidate_box``).
 """
 
 from __future__ import annotations
@@ -61,15 +62,15 @@ class ForkOne:
 
 
 class ForkHooks:
-    """``StepHooks`` of the glue graphs: the tail fills in the tree's first tokens, and shows what
-    they were chosen from; the head of those of one row makes the input, if armed for that.
+    """``StepHooks`` of the glue graphs: the tail fills in the tree's first tokens, and shows them
+    and what they were chosen from; the head of those of one row makes the input, if armed for that.
 
     Every arming has a number, the next one from 1 on.
 
     Args:
         tree_of: the tree graph for a glue graph of as many rows and blocks; it must exist.
         scratch_start: see ``GraphedDraft``.
-        follower: makes the inputs; None where they are always loaded.
+        follower: makes the inputs.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ForkHooks:
         device: torch.device,
         scratch_start: int,
         tree_of: Callable[[int, int], TreeGraph],
-        follower: Follower | None = None,
+        follower: Follower,
     ) -> None:
         self._tree_of, self._scratch_start = tree_of, scratch_start
         self._follower = follower
@@ -151,7 +152,7 @@ class ForkHooks:
         return self._serial
 
     def head(self, graph: StepGraph) -> None:
-        if self._follower is None or graph.rows > 1:
+        if graph.rows > 1:
             return
         inputs, own = graph.inputs, self._staging.tensors
         tree = self._tree_of(graph.rows, graph.num_blocks).inputs
@@ -177,5 +178,12 @@ class ForkHooks:
         choose_branches(graph, tree, own, self._scratch_start)
         key = (graph.rows, graph.num_blocks)
         if key not in self._boxes:
-            self._boxes[key] = CandidateBox(graph.rows, graph.width, n, own["serial"].device)
-        self._boxes[key].export(own["serial"], out.top_tokens, out.top_scores, out.next_scores)
+            device = own["serial"].device
+            self._boxes[key] = CandidateBox(graph.rows, graph.width, n, tree.width, device)
+        self._boxes[key].export(
+            own["serial"],
+            out.top_tokens,
+            out.top_scores,
+            out.next_scores,
+            tree.inputs["outcomes"],
+        )

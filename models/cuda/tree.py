@@ -72,9 +72,7 @@ class TreeGraph:
         self._model, self._kv, self._hooks = model, kv, hooks
         self._vocab = vocab
         self.logits = logits[:branches]
-        self._staging = TreeStaging(
-            rows, width, steps, num_blocks, device, leased=hooks is not None
-        )
+        self._staging = TreeStaging(rows, width, steps, num_blocks, device)
         self.inputs = self._staging.tensors
 
         def filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

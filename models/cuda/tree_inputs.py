@@ -44,7 +44,7 @@ class LeasedTree:
     """Where branches are published from the device.
 
     Attributes:
-        number: the leased round whose outcomes they are for.
+        number: the leased round whose outcomes they are for, 0 without a lease.
         homes: int64 [R], slot of each row in the cache.
         hashes: uint64 [R], prefix hash of each row.
         outcomes: int64 [B], k << 32 | t*; empty where the GPU chooses them.
@@ -59,8 +59,6 @@ class LeasedTree:
 class TreeStaging:
     """Inputs of a graph of R rows of W branches, K steps, block tables of ``num_blocks`` entries.
 
-    ``leased``: with those that a publisher of branches reads, see ``TreeHooks``.
-
     Attributes:
         tensors: the device's, at fixed addresses.
     """
@@ -72,10 +70,8 @@ class TreeStaging:
         steps: int,
         num_blocks: int,
         device: torch.device,
-        leased: bool,
     ) -> None:
         self._rows, self._width, self._num_blocks = rows, width, num_blocks
-        self._leased = leased
         branches = rows * width
         fields = [
             Field("tokens", (branches,), torch.int64),
@@ -86,10 +82,11 @@ class TreeStaging:
             Field("context_lens", (branches,), torch.int32),
             Field("factors", (branches,), torch.float32),
             Field("tables", (rows, num_blocks), torch.int32),
+            Field("numbers", (rows,), torch.int64),
+            Field("homes", (rows,), torch.int64),
+            Field("hashes", (rows,), torch.int64),
+            Field("outcomes", (rows, width), torch.int64),
         ]
-        if leased:
-            fields += [Field(name, (rows,), torch.int64) for name in ("numbers", "homes", "hashes")]
-            fields.append(Field("outcomes", (rows, width), torch.int64))
         self._staging = Staging(fields, device)
         self.tensors = self._staging.tensors
 
@@ -116,8 +113,7 @@ class TreeStaging:
             if len(table) > self._num_blocks:
                 raise ValueError(f"row {row}: {len(table)} blocks in a graph of {self._num_blocks}")
             host["tables"][row, : len(table)] = table
-        if self._leased:
-            self._load_lease(tree.lease, where)
+        self._load_lease(tree.lease, where)
         if isinstance(tree.keys, np.ndarray):
             host["keys"][:, where] = tree.keys.view(np.int64)
         self._staging.copy()

@@ -1,4 +1,4 @@
-"""A tree whose branches the GPU chose, and the scores it chose them from."""
+"""A tree whose branches the GPU chose, and what it chose them from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.cuda.candidate_box import SIDES, CandidateBox
+from models.cuda.candidate_box import SIDES, CandidateBox, Shown
 from models.cuda.tree import TreeGraph
 from ssd_pipe.drafting.candidates import ChainScores
 from ssd_pipe.drafting.gpu_waits import wait_until
@@ -18,16 +18,13 @@ class Forked:
 
     Attributes:
         tree: its graph.
-        tokens, scores, own: int64 and float32 [rows, K + 1, n], float32 [rows, K + 1], on their
-            way to the host; see ``StepOutput``.
+        shown: candidates and branches, on their way to the host.
         box, number: tell when they are there, and the tree may begin.
         launched: parts of the tree that are.
     """
 
     tree: TreeGraph
-    tokens: np.ndarray
-    scores: np.ndarray
-    own: np.ndarray
+    shown: Shown
     box: CandidateBox
     number: int
     launched: int = 0
@@ -35,6 +32,12 @@ class Forked:
     def arrived(self) -> bool:
         """Whether the glue pass has ended."""
         return self.box.arrived(self.number)
+
+    def outcomes(self, row: int) -> list[tuple[int, int]]:
+        """(k, t*) of row ``row``'s branches, likeliest first, of a glue pass that has ended."""
+        words = self.shown.outcomes[row]
+        chosen = words[words >= 0]
+        return list(zip((chosen >> 32).tolist(), (chosen & 0xFFFFFFFF).tolist(), strict=True))
 
     def pending(self, row: int, first: int, chain: list[int]) -> PendingScores:
         """``candidates``, once they are asked for."""
@@ -45,10 +48,10 @@ class Forked:
         wait_until(self.arrived)
         span = slice(first, first + len(chain) + 1)
         return ChainScores(
-            self.tokens[row, span].copy(),
-            self.scores[row, span].astype(np.float64),
+            self.shown.tokens[row, span].copy(),
+            self.shown.scores[row, span].astype(np.float64),
             chain,
-            self.own[row, span].astype(np.float64)[: len(chain)],
+            self.shown.own[row, span].astype(np.float64)[: len(chain)],
         )
 
 

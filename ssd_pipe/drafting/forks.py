@@ -22,7 +22,7 @@ from ssd_pipe.sampling.noise import ACCEPT, round_stream, row_keys, uniforms
 
 if TYPE_CHECKING:
     from ssd_pipe.drafting.forked import Forked
-    from ssd_pipe.drafting.leased_forks import LeasedForks
+    from ssd_pipe.drafting.gpu_forks import GpuForks
 
 MISS_EXPONENT = 0.7
 """Power-law exponent r of the miss rate against fan-out (Kumar et al., arXiv 2603.03251, Theorem
@@ -60,6 +60,8 @@ class Forks:
         hit = fan_out_counts(spec.fan_out, spec.k)
         miss = hit if spec.fan_out_miss is None else fan_out_counts(spec.fan_out_miss, spec.k)
         self._counts = {False: hit, True: miss}  # by row.plan.after_miss
+        self._full = sum(hit)
+        self._limits: dict[tuple[bool, int], list[list[int]]] = {}  # by after_miss, most branches
 
     def fork(
         self,
@@ -89,29 +91,51 @@ class Forks:
             branches = Branches(plan, trunk, chain, outcomes, len(ranked), self._share)
             tree.rows[plan.slot] = branches
             if not number:
-                partly = self._taper < 1 or effort.k < self._spec.k
-                goals = branches.goals(effort.k, self._taper) if partly else None
-                entries = [(plan.prefix_hash, k, t) for k, t in outcomes]
-                self._cache.begin_round(plan.slot, entries, goals)
+                self._announce(branches, effort)
         return tree
 
-    def fork_on_gpu(self, rows: Sequence[RoundRow], number: int) -> tuple[Forked, Tree] | None:
-        """``fork`` for leased round ``number`` and the tree's first step without the host between;
-        None, with nothing done, if a row needs more than that."""
-        leased = self._leased(rows)
-        if leased is None:
+    def fork_on_gpu(
+        self, rows: Sequence[RoundRow], number: int, effort: Effort
+    ) -> tuple[Forked, Tree] | None:
+        """``fork`` and the tree's first step without the host between; None, with nothing done, if
+        a row needs more than that. Without a lease ``announce`` is due once the glue pass is
+        through."""
+        forks = self._gpu_forks(rows)
+        if forks is None:
             return None
         feeds = [row.feed() for row in rows]
-        choices = [self._choice(row.trunk, row.plan.after_miss) for row in rows]
+        choices = [self._choice(row.trunk, row.plan.after_miss, effort.branches) for row in rows]
         slots = [row.plan.slot for row in rows]
         hashes = [row.plan.prefix_hash for row in rows]
-        forked = leased.fork(feeds, slots, hashes, number, choices)
+        forked = forks.fork(feeds, slots, hashes, number, choices)
         if forked is None:
             return None
         mark_fed(feeds)
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
             self._predictor.ask(row.plan.slot, forked.pending(i, feed[3], row.chain))
-        return forked, Tree(number=number, forked=sum(budget for budget, _, _ in choices))
+        sizes = sum(budget for budget, _, _ in choices) if number else 0
+        return forked, Tree(number=number, forked=sizes)
+
+    def announce(
+        self, rows: Sequence[RoundRow], forked: Forked, tree: Tree, effort: Effort
+    ) -> None:
+        """Publish the outcomes that the GPU has chosen for rounds without a lease, with no tokens
+        yet; they are the branches of ``tree``."""
+        for i, (plan, trunk, chain) in enumerate(rows):
+            outcomes = forked.outcomes(i)
+            branches = Branches(plan, trunk, chain, outcomes, len(outcomes), self._share)
+            tree.rows[plan.slot] = branches
+            self._announce(branches, effort)
+
+    def _announce(self, branches: Branches, effort: Effort) -> None:
+        partly = self._taper < 1 or effort.k < self._spec.k
+        goals = branches.goals(effort.k, self._taper) if partly else None
+        row = branches.row
+        if not branches.outcomes:
+            self._cache.pass_over(row.slot, row.prefix_hash)
+            return
+        entries = [(row.prefix_hash, k, t) for k, t in branches.outcomes]
+        self._cache.begin_round(row.slot, entries, goals)
 
     def go_ahead(self, row: RoundRow, number: int) -> None:
         """Have the GPU make the glue pass and the choice of branches after the outcome of leased
@@ -119,35 +143,41 @@ class Forks:
 
         The trunk has blocks for whatever the outcome is. Does nothing where that cannot be.
         """
-        leased = self._leased([row])
-        if leased is None or not leased.follows:
+        forks = self._gpu_forks([row])
+        if forks is None or not forks.follows:
             return
-        choice = self._choice(row.trunk, after_miss=False)
+        choice = self._choice(row.trunk, False, self._full)
         plan = row.plan
-        leased.go_ahead(row.trunk, plan.slot, (number, plan.place), plan.prefix_hash, choice)
+        forks.go_ahead(row.trunk, plan.slot, (number, plan.place), plan.prefix_hash, choice)
 
     def take_over(self, row: RoundRow, number: int, forked: Forked) -> Tree:
         """The tree of leased round ``number`` that ``go_ahead`` has led to."""
         self._predictor.ask(row.plan.slot, forked.pending(0, 0, row.chain))
         return Tree(number=number, forked=sum(self._counts[False]))
 
-    def _leased(self, rows: Sequence[RoundRow]) -> LeasedForks | None:
-        """What makes rounds of these rows without the host, if that can be."""
-        if self._spec.allocation == "geometric":
+    def _gpu_forks(self, rows: Sequence[RoundRow]) -> GpuForks | None:
+        """What chooses the branches of these rows without the host, if that can be."""
+        if self._spec.allocation == "geometric" or self._share.workers > 1:
             return None
         graphs = self._passes.choosing([row.trunk for row in rows])
-        return None if graphs is None else graphs.leased
+        return None if graphs is None else graphs.forks
 
-    def _choice(self, trunk: Trunk, after_miss: bool) -> Choice:
+    def _choice(self, trunk: Trunk, after_miss: bool, most: int) -> Choice:
+        limits = self._limits.get((after_miss, most))
         counts = self._counts[after_miss]
-        limits = [self._limits(counts, length) for length in range(self._spec.k + 1)]
-        return sum(counts), self._predictor.tau(trunk.key), limits
+        budget = min(sum(counts), most)
+        if limits is None:
+            lengths = range(self._spec.k + 1)
+            limits = [self._limits_of(counts, budget, length) for length in lengths]
+            self._limits[after_miss, most] = limits
+        return budget, self._predictor.tau(trunk.key), limits
 
-    def _limits(self, counts: list[int], length: int) -> list[int]:
+    def _limits_of(self, counts: list[int], budget: int, length: int) -> list[int]:
         """Most branches at each accepted length of a chain of ``length`` tokens."""
         if self._spec.allocation == "confidence":
             return [TOP_CANDIDATES] * (length + 1)
-        return counts if length == self._spec.k else fanout.uniform(sum(counts), length)
+        whole = length == self._spec.k and budget == sum(counts)
+        return counts if whole else fanout.uniform(budget, length)
 
     def _select(self, row: RoundRow, scores: ChainScores, most: int) -> list[tuple[int, int]]:
         """The outcomes (k, t*) of a row that all workers together extend, at most ``most``,
@@ -164,8 +194,7 @@ class Forks:
             acceptance = float(accept.mean()) if length else 0.5
             per_k = fanout.geometric(budget, length, acceptance, MISS_EXPONENT)
         elif allocation != "confidence":
-            whole = length == self._spec.k and budget == sum(counts)
-            per_k = counts if whole else fanout.uniform(budget, length)
+            per_k = self._limits_of(counts, budget, length)
         return fanout.select_branches(tokens, weights, accept, per_k, budget)
 
 

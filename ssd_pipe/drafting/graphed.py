@@ -23,10 +23,10 @@ from models.kv_cache import KVCache
 from models.transformer import Transformer
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.drafting.candidates import TOP_CANDIDATES
+from ssd_pipe.drafting.gpu_forks import GpuForks
 from ssd_pipe.drafting.gpu_waits import wait_for_tokens
 from ssd_pipe.drafting.graph_inputs import step_rows, tree_inputs
 from ssd_pipe.drafting.graphed_chains import GraphedChains
-from ssd_pipe.drafting.leased_forks import LeasedForks
 from ssd_pipe.drafting.tree import Tree
 from ssd_pipe.drafting.trunk import Feed, Trunk
 
@@ -45,11 +45,11 @@ class GraphedDraft:
         max_positions: most positions of a sequence.
         vocab: propose among the first so many tokens only, 0 = all.
         hooks: publish the branches of leased rounds.
-        follower: waits for the outcomes of leased rounds.
+        follower: waits for the outcomes of leased rounds; None where nobody does.
 
     Attributes:
         chains: passes of one token a row.
-        leased: rounds whose branches the GPU chooses, None where it does not.
+        forks: rounds whose branches the GPU chooses, None where it cannot.
     """
 
     def __init__(
@@ -84,15 +84,12 @@ class GraphedDraft:
             stepwise=True,
             pool=pool,
         )
+        device = model.backend.device
+        follower = Follower(None, device) if follower is None else follower
         self._fork: ForkHooks | None = None
-        if hooks is not None and able(model.config.vocab_size, TOP_CANDIDATES):
+        if able(model.config.vocab_size, TOP_CANDIDATES):
             self._fork = ForkHooks(
-                max_rows,
-                self._glue_width,
-                model.backend.device,
-                scratch_start,
-                self._trees.graph,
-                follower,
+                max_rows, self._glue_width, device, scratch_start, self._trees.graph, follower
             )
         self._glue = GraphRunner(
             model,
@@ -103,14 +100,13 @@ class GraphedDraft:
             hooks=self._fork,
             pool=pool,
         )
-        self.leased: LeasedForks | None = None
+        self.forks: GpuForks | None = None
         if self._fork is not None:
-            self.leased = LeasedForks(
+            self.forks = GpuForks(
                 self._trees,
                 self._glue,
                 self._fork,
                 self._glue_width,
-                spec.k,
                 spec.k if self._ahead else 0,
                 max_positions,
                 follower,
@@ -144,8 +140,8 @@ class GraphedDraft:
         the GPU is busy."""
         if max(len(tokens) for _, _, tokens, _ in feeds) > self._glue_width:
             return None
-        if self._fork is not None and self.leased is not None:
-            self.leased.forget_row()
+        if self._fork is not None and self.forks is not None:
+            self.forks.forget_row()
             blocks = max(len(trunk.table.blocks) for trunk, *_ in feeds)
             self._trees.graph(len(feeds), blocks)  # the glue graph, if it is new, asks for it
             self._fork.disarm()
@@ -178,8 +174,8 @@ class GraphedDraft:
         rows = list(tree.rows.values())
         counts = [len(row.outcomes) for row in rows]
         inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
-        if self.leased is not None:
-            self.leased.forget_row()
+        if self.forks is not None:
+            self.forks.forget_row()
         graph = self._trees.graph_of(inputs)
         where = graph.begin(inputs)
         launched = 1
@@ -209,8 +205,8 @@ class GraphedDraft:
         their tokens. Gives the number of each step done; left early, it launches no further ones.
         """
         inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
-        if self.leased is not None:
-            self.leased.forget_row()
+        if self.forks is not None:
+            self.forks.forget_row()
         graph = self._trees.graph_of(inputs)
         device = graph.chosen.device
         where = torch.from_numpy(graph.begin(inputs)).to(device)

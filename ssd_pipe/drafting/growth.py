@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,9 @@ from ssd_pipe.drafting.outcomes import OutcomePredictor
 from ssd_pipe.drafting.passes import DraftPasses, Proposed
 from ssd_pipe.drafting.tree import BranchBatches, Tree
 from ssd_pipe.engine.speculation_cache import SpeculationCache
+
+if TYPE_CHECKING:
+    from ssd_pipe.drafting.forked import Forked
 
 MASK_SECONDS = 0.002
 """What a pass over branches may spend on grammar masks, likeliest branches first; a complex grammar
@@ -69,6 +73,13 @@ class Growth:
             yield
             if done == depth:
                 return
+
+    def publish(self, tree: Tree, forked: Forked, step: int) -> None:
+        """Step ``step`` of a tree that the GPU chose is through: publish its tokens."""
+        grown = forked.tree.published[step].reshape(forked.tree.rows, forked.tree.width)
+        for tokens, (slot, branches) in zip(grown, tree.rows.items(), strict=False):
+            if branches.outcomes:
+                self._cache.publish_depth(slot, step + 1, tokens[: len(branches.outcomes)])
 
     def _grow_chosen(self, tree: Tree, depth: int) -> Iterator[None]:
         """``grow`` where tokens are chosen here, from hidden states or a graph's logits."""

@@ -79,7 +79,7 @@ class Speculator:
         share: Share = Share(),
     ) -> None:
         """``graphs`` make the passes they take; ``cache`` is the part of worker ``share``."""
-        self._leased = None if graphs is None else graphs.leased
+        self._gpu_forks = None if graphs is None else graphs.forks
         self._share = share
         self._cache = cache
         self._handover = handover
@@ -109,7 +109,7 @@ class Speculator:
             self._trunks.commit(row)
             if row.handover and not row.backup and self._share.makes(row.handover):
                 self._hand_over_branch(row)
-        if self._leased is not None and 0 < plan.record == self._leased.awaits:
+        if self._gpu_forks is not None and 0 < plan.record == self._gpu_forks.awaits:
             self._fed_ahead(plan)
 
     def _fed_ahead(self, plan: DraftPlan) -> None:
@@ -155,9 +155,9 @@ class Speculator:
     ) -> Iterator[str]:
         """Run a plan's round; yields the stage just done: "backup", "glue", "step".
 
-        ``skip`` is told of slots that get no branches. Under a lease the wait for a pass over the
-        branches ends when ``interrupted`` says so. ``meanwhile`` is called while a GPU makes the
-        glue pass.
+        ``skip`` is told of slots that get no branches in a leased round. The wait for a pass over
+        the branches ends when ``interrupted`` says so. ``meanwhile`` is called while a GPU makes
+        the glue pass.
         """
         trunks, number = self._trunks, plan.number
         effort = Effort(
@@ -180,59 +180,70 @@ class Speculator:
                 if trunks.catch_up(row.trunk, len(row.chain)):
                     ready.append(row)
                 else:
-                    skip(row.plan.slot)
+                    self._pass_over(row, number, skip)
             if not ready:
                 return
-            growing = self._forks.fork_on_gpu(ready, number) if number else None
-        if growing is not None and self._leased is not None:
+            growing = self._forks.fork_on_gpu(ready, number, effort)
+        if growing is not None and self._gpu_forks is not None:
             forked, self._tree = growing
-            stage = "glue"
             tasks = (meanwhile, self._outcomes.study)
             behind = partial(self._go_ahead, rows, number)
-            for _ in self._leased.grow(forked, tasks, interrupted, behind):
-                yield stage
-                stage = "step"
+            depth = self._k if number else effort.k
+            stages = self._gpu_forks.grow(forked, depth, tasks, interrupted, behind)
+            for step, _ in enumerate(stages, -1):
+                if not number and step < 0:
+                    self._forks.announce(ready, forked, self._tree, effort)
+                elif not number:
+                    self._growth.publish(self._tree, forked, step)
+                yield "glue" if step < 0 else "step"
             return
         self._tree = self._forks.fork(ready, number, effort, meanwhile)
-        if not self._tree.size:
+        if not self._tree.size and number:
             for row in ready:
                 skip(row.plan.slot)
         yield "glue"
         for _ in self._growth.grow(self._tree, effort.k, interrupted if number else lambda: False):
             yield "step"
 
+    def _pass_over(self, row: RoundRow, number: int, skip: Callable[[int], None]) -> None:
+        """A row gets no branches."""
+        if number:
+            skip(row.plan.slot)
+        else:
+            self._cache.pass_over(row.plan.slot, row.plan.prefix_hash)
+
     # ------------------------------------------------------------ ahead of the outcome
 
     def look(self) -> None:
         """Go on with the round whose outcome the GPU has been waiting for, if it has come."""
-        if self._leased is not None:
-            self._leased.look()
+        if self._gpu_forks is not None:
+            self._gpu_forks.look()
 
     def stand_down(self) -> None:
         """Have the GPU wait for no outcome; before anything else uses it."""
-        if self._leased is not None:
-            self._leased.resolve()
+        if self._gpu_forks is not None:
+            self._gpu_forks.resolve()
 
     def close(self) -> None:
         """Leave nothing on the GPU that waits. No round may follow."""
-        if self._leased is not None:
-            self._leased.call_off()
+        if self._gpu_forks is not None:
+            self._gpu_forks.call_off()
 
     def _go_ahead(self, rows: Sequence[RoundRow], number: int) -> None:
         """All of a leased round is queued: queue the next one's glue pass, of its only row."""
-        if self._leased is None or len(rows) > 1:
+        if self._gpu_forks is None or not number or len(rows) > 1:
             return
         [row] = rows
         reach = len(row.trunk.tokens) + 2 * (self._k + 1)
-        if self._trunks.reserve(row.trunk, min(reach, self._leased.max_positions)):
+        if self._trunks.reserve(row.trunk, min(reach, self._gpu_forks.max_positions)):
             self._forks.go_ahead(row, number)
 
     def _begun(self, plan: DraftPlan, rows: Sequence[RoundRow]) -> tuple[Forked, Tree] | None:
         """The round, if the GPU has begun it by itself; after a miss it may have made the first
         token of the backup, which the row's chain gets."""
-        if self._leased is None:
+        if self._gpu_forks is None:
             return None
-        ahead = self._leased.resolve(plan.record)
+        ahead = self._gpu_forks.resolve(plan.record)
         if ahead is None or len(rows) != 1:
             return None
         [row] = rows

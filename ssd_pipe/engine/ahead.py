@@ -4,8 +4,8 @@ While a step runs, the scheduler gives leave for the one after it (``messages.Ah
 ends each row, how long chains may be. When the target knows the step's outcomes it looks them up in
 the speculation cache, and if every row goes on with a chain it needs nobody: the next verification
 starts at once, and the scheduler commits the last one meanwhile. Where the rows decode alone there
-is not even anything to look up. A chain that is to grow first may be waited for where that costs
-nobody anything. Otherwise the leave is void, and the next step is planned as ever.
+is not even anything to look up. Branches that are to be announced, or to grow, may be waited for
+where that costs nobody anything. Otherwise the leave is void, and the next step is planned as ever.
 
 Pure, like the scheduler. ``Aheads`` is its side, ``follow_on`` the target's.
 """
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ipc.messages.target import Ahead, Found, RowAhead, RowOutcome, StepPlan, StepRow
+from ipc.round_records import WAIT_BRANCHES
 from ssd_pipe.config import SpeculationSection
 from ssd_pipe.engine.ending import cut
 from ssd_pipe.engine.partitioned_cache import PartitionedCache
@@ -38,6 +39,34 @@ class Growing(NamedTuple):
     entry: int
     depth: int
     last: bool
+
+    def lasts(self, cache: PartitionedCache) -> bool:
+        """Whether it has no more tokens yet."""
+        return cache.depth_of(self.slot, self.entry) == self.depth
+
+
+class Unannounced(NamedTuple):
+    """The next step follows if its outcome turns out to be among the branches to be announced.
+
+    Attributes:
+        slot, prefix_hash: what they are for.
+    """
+
+    slot: int
+    prefix_hash: int
+
+    @property
+    def last(self) -> bool:
+        """The draft is to go on."""
+        return False
+
+    def lasts(self, cache: PartitionedCache) -> bool:
+        """Whether they have not been announced yet."""
+        return not cache.announced(self.slot, self.prefix_hash)
+
+
+Pending = Growing | Unannounced
+"""What the draft is still about to do."""
 
 
 class Aheads:
@@ -96,16 +125,16 @@ class Aheads:
 
 def follow_on(
     leave: Ahead, plan: StepPlan, outcomes: Sequence[RowOutcome], cache: PartitionedCache | None
-) -> tuple[StepPlan, list[Found]] | Growing | None:
+) -> tuple[StepPlan, list[Found]] | Pending | None:
     """The step after ``plan``, which gave ``outcomes``, and the chains it verifies.
 
-    Growing if a chain is worth a wait; None if the step is the scheduler's to plan. Without a
+    Pending if a chain is worth a wait; None if the step is the scheduler's to plan. Without a
     ``cache``, rows that need a chain are.
     """
     if leave.after != plan.step or not len(leave.rows) == len(plan.rows) == len(outcomes):
         return None
     rows, found = [], []
-    growing = None
+    pending: Pending | None = None
     for own, row, outcome in zip(leave.rows, plan.rows, outcomes, strict=True):
         accepted = outcome.accepted
         first = len(row.tokens) - row.chain
@@ -121,12 +150,15 @@ def follow_on(
                 return None
             hit = cache.lookup(row.slot, own.prefix_hash, accepted, outcome.token)
             if hit is None:
+                late = Unannounced(row.slot, own.prefix_hash)
+                if leave.waits & WAIT_BRANCHES and late.lasts(cache):
+                    return late
                 return None
             goal = min(room, cache.goal_of(row.slot, hit.entry))
             if hit.depth < goal and leave.waits >> hit.depth & 1:
                 more = hit.depth + 1
                 last = more < goal and not leave.waits >> more & 1
-                growing = Growing(row.slot, hit.entry, hit.depth, last)
+                pending = Growing(row.slot, hit.entry, hit.depth, last)
             elif not hit.tokens:
                 return None
             chain, entry = hit.tokens[:room], hit.entry
@@ -141,6 +173,6 @@ def follow_on(
             )
         )
         found.append(Found(chain, entry))
-    if growing is not None:
-        return growing
+    if pending is not None:
+        return pending
     return StepPlan(plan.step + 1, rows, alone=plan.alone), found

@@ -84,6 +84,10 @@ class PartitionedCache:
                 return hit._replace(entry=share.entry(slot, hit.entry))
         return None
 
+    def announced(self, slot: int, prefix_hash: int) -> bool:
+        """Whether every worker has said which outcomes after this prefix it has branches for."""
+        return all(part.announced(slot, prefix_hash) for part in self._parts)
+
     def recovery_tokens(self, slot: int, prefix_hash: int, accepted: int) -> list[int]:
         """Recovery tokens that ``lookup`` would find for an accepted length just now."""
         return [

@@ -201,9 +201,17 @@ class SpeculationCache:
         self._tokens[slot][depth - 1, :n] = tokens
         self._depth[slot][:n] = depth  # (3)
 
+    def pass_over(self, slot: int, prefix_hash: int) -> None:
+        """Announce that no outcome after this prefix has a branch."""
+        self._forget(slot, prefix_hash)
+
     def clear(self, slot: int) -> None:
         """Forget a slot's branches (its sequence left)."""
+        self._forget(slot, 0)
+
+    def _forget(self, slot: int, prefix_hash: int) -> None:
         self._turn(slot)
+        self._hash[slot][0] = prefix_hash
         self._outcome[slot][:] = _NO_OUTCOME
         self._depth[slot][:] = 0
         self._turn(slot)
@@ -231,6 +239,10 @@ class SpeculationCache:
             if attempt > 2:
                 os.sched_yield()
         return None
+
+    def announced(self, slot: int, prefix_hash: int) -> bool:
+        """Whether the writer has said which outcomes after this prefix have branches."""
+        return self._hash_words[slot][0] == prefix_hash and not self._sequence[slot][0] & 1
 
     def recovery_tokens(self, slot: int, prefix_hash: int, accepted: int) -> list[int]:
         """Recovery tokens that ``lookup`` would find for an accepted length just now."""

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Ahead, Found, RowAhead, RowOutcome, StepPlan, StepRow
+from ipc.round_records import WAIT_BRANCHES
 from ssd_pipe.config import SpeculationSection
-from ssd_pipe.engine.ahead import Aheads, Growing, follow_on
+from ssd_pipe.engine.ahead import Aheads, Growing, Unannounced, follow_on
 from ssd_pipe.engine.effort import OFF
 from ssd_pipe.engine.partition import Share
 from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
@@ -256,6 +257,24 @@ def test_a_chain_that_is_worth_a_wait_is_not_there_yet(
 ) -> None:
     found = follow_on(leave(waits=waits), PLAN, [RowOutcome(1, 7)], cached(depth, goal))
     assert found == Growing(slot=0, entry=0, depth=depth, last=last)
+
+
+def test_branches_that_are_late_are_waited_for_until_they_are_announced() -> None:
+    memory = bytearray(size_bytes(1, 4, K, 1))
+    part = make_part(memory, 1, 4, K, Share(0, 1))
+    cache = PartitionedCache(memory, 1, 4, K)
+    part.begin_round(0, [(4, 1, 7)])  # of the round before
+    patient, outcomes = leave(waits=WAIT_BRANCHES | 1), [RowOutcome(1, 7)]
+    late = follow_on(patient, PLAN, outcomes, cache)
+    assert isinstance(late, Unannounced)
+    assert late == (0, 5)
+    assert late.lasts(cache)
+    assert follow_on(leave(waits=1), PLAN, outcomes, cache) is None
+    part.begin_round(0, [(5, 0, 7)])
+    assert not late.lasts(cache)
+    assert follow_on(patient, PLAN, outcomes, cache) is None  # a miss
+    part.begin_round(0, [(5, 1, 7)])
+    assert follow_on(patient, PLAN, outcomes, cache) == Growing(0, 0, 0, True)
 
 
 def test_a_chain_that_will_not_grow_or_is_long_enough_waits_for_nothing() -> None:

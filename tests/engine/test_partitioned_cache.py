@@ -38,6 +38,16 @@ def begin(parts: list[SpeculationCache], slot: int, keys: list[Key]) -> None:
         part.begin_round(slot, Share(worker, len(parts)).of(slot, keys))
 
 
+def test_branches_are_announced_once_every_worker_has_done_so() -> None:
+    memory = bytearray(size_bytes(SLOTS, ENTRIES, K, 2))
+    parts = [make_part(memory, SLOTS, ENTRIES, K, Share(worker, 2)) for worker in range(2)]
+    cache = PartitionedCache(memory, SLOTS, ENTRIES, K, 2)
+    parts[1].begin_round(0, [(9, 0, 4)])
+    assert not cache.announced(0, 9)
+    parts[0].pass_over(0, 9)
+    assert cache.announced(0, 9)
+
+
 def test_one_part_is_the_plain_cache() -> None:
     plain = speculation_cache.size_bytes(SLOTS, ENTRIES, K)
     assert size_bytes(SLOTS, ENTRIES, K, 1) == plain

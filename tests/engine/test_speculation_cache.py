@@ -127,6 +127,21 @@ def test_wrong_buffers_and_shapes_are_refused() -> None:
         writer.publish_depth(0, 1, [1])
 
 
+def test_what_is_announced_is_known_by_its_prefix() -> None:
+    writer, reader = pair()
+    assert not reader.announced(0, BIG)
+    writer.begin_round(0, [(BIG, 0, 7)])
+    assert reader.announced(0, BIG)
+    assert not reader.announced(0, BIG - 1)
+    assert not reader.announced(1, BIG)
+    writer.pass_over(0, 5)
+    assert reader.announced(0, 5)
+    assert not reader.announced(0, BIG)
+    assert reader.lookup(0, BIG, 0, 7) is None
+    writer._turn(0)  # within an update
+    assert not reader.announced(0, 5)
+
+
 key = st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 2))
 slot = st.integers(0, SLOTS - 1)
 
@@ -160,6 +175,13 @@ class Cache(RuleBasedStateMachine):
     def clear(self, slot: int) -> None:
         self.writer.clear(slot)
         self.branches[slot], self.depth[slot] = [], 0
+
+    @rule(slot=slot, prefix=st.integers(0, 2))
+    def pass_over(self, slot: int, prefix: int) -> None:
+        self.writer.pass_over(slot, prefix)
+        self.branches[slot], self.depth[slot] = [], 0
+        assert self.reader.announced(slot, prefix)
+        assert not self.reader.announced(slot, prefix + 1)
 
     @rule(slot=slot, key=key)
     def lookup(self, slot: int, key: tuple[int, int, int]) -> None:

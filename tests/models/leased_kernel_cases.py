@@ -326,7 +326,8 @@ def test_the_gpu_chooses_the_branches_the_host_would(
         next_scores=on(own, torch.float32),
     )
     graph = SimpleNamespace(output=output, inputs=given, rows=rows, num_blocks=1, width=width)
-    hooks = ForkHooks(rows, width, torch.device(DEVICE), scratch, lambda r, b: tree)
+    device = torch.device(DEVICE)
+    hooks = ForkHooks(rows, width, device, scratch, lambda r, b: tree, Follower(None, device))
     per_k = limits or [n] * width
     choices = [ForkRow(firsts[i], budgets[i], tau[i], per_k) for i in range(rows)]
     assert hooks.arm(choices) == 1
@@ -336,9 +337,9 @@ def test_the_gpu_chooses_the_branches_the_host_would(
         torch.cuda.synchronize()
     assert box.arrived(1)
     assert not box.arrived(2)
-    for shown, wanted in zip(box.side(1), (tokens, scores, own), strict=True):
-        assert (shown == np.asarray(wanted, shown.dtype)).all()
     got = {name: tensor.cpu().numpy() for name, tensor in tree.inputs.items()}
+    for shown, wanted in zip(box.side(1), (tokens, scores, own, got["outcomes"]), strict=True):
+        assert (shown == np.asarray(wanted, shown.dtype)).all()
     for i in range(rows):
         chain = fed[i, firsts[i] + 1 : counts[i]].tolist()
         span = slice(firsts[i], counts[i])

@@ -39,6 +39,7 @@ from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
 from ssd_pipe.drafting.graphed_chains import GraphedChains
 from ssd_pipe.drafting.trunk import Feed, Trunk
 from ssd_pipe.engine.blocks import BlockTable
+from ssd_pipe.engine.effort import Effort
 from ssd_pipe.sampling import noise, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.verification.graphed import GraphedSteps
@@ -489,6 +490,65 @@ def test_rounds_on_graphs_emit_what_the_target_alone_does(
         return outputs
 
     assert emitted(mode, backend=backend(PLAIN), graphs=True) == emitted("ar")
+
+
+@pytest.mark.parametrize("allocation", ["confidence", "uniform"])
+def test_branches_that_the_gpu_chooses_are_those_that_the_host_would(
+    tmp_path: Path, allocation: str
+) -> None:
+    """Rows that come and go, alone and together, with rounds of less effort between."""
+    target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 16})
+    draft = perturbed(target, tmp_path / "near", 0.15)
+    config = graph_config(allocation=allocation)
+
+    def published(by_gpu: bool) -> list[tuple[Any, ...]]:
+        pipeline = LocalPipeline(
+            "ssd", target, draft, config, backend=backend(PLAIN), graphs=True, seed=2
+        )
+        pipeline.efforts = [pipeline.planner.effort, Effort(1, 3)]
+        said: list[tuple[Any, ...]] = []
+        speculator = pipeline.speculator
+        assert speculator is not None
+        cache, graphs = speculator._cache, speculator._passes.graphs
+        begin_round, publish_depth, pass_over = (
+            cache.begin_round,
+            cache.publish_depth,
+            cache.pass_over,
+        )
+        assert graphs is not None
+        assert graphs.forks is not None
+        fork, forked = graphs.forks.fork, 0
+
+        def counted(*given: Any) -> Any:
+            nonlocal forked
+            forked += by_gpu
+            return fork(*given) if by_gpu else None
+
+        def begin(slot: int, keys: Any, goals: Any = None) -> None:
+            said.append((slot, keys, goals))
+            begin_round(slot, keys, goals)
+
+        def publish(slot: int, depth: int, tokens: Any) -> None:
+            said.append((slot, depth, [int(t) for t in tokens]))
+            publish_depth(slot, depth, tokens)
+
+        def passed(slot: int, prefix_hash: int) -> None:
+            said.append((slot, prefix_hash))
+            pass_over(slot, prefix_hash)
+
+        cache.begin_round, cache.publish_depth, cache.pass_over = begin, publish, passed  # type: ignore[method-assign]
+        graphs.forks.fork = counted  # type: ignore[method-assign]
+        for rid, temperature in enumerate((0.0, 1.0, 0.7)):
+            key = NoiseKey(seed=rid, temperature=temperature)
+            pipeline.add(rid, random_tokens(3 + 2 * rid, 16, rid), 4 + 3 * rid, key)
+        pipeline.run()
+        assert pipeline.planner.counters.hits > 3
+        assert bool(forked) is by_gpu
+        return said
+
+    host = published(by_gpu=False)
+    assert len(host) > 20
+    assert published(by_gpu=True) == host
 
 
 def test_two_ranks_on_graphs_choose_alike_and_as_one_does(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from ipc.channel import TypedReceiver, TypedSender
 from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Ahead, RowAhead, SeqStart, StepPlan, StepResult, StepRow
+from ipc.round_records import WAIT_BRANCHES
 from ipc.rundir import RunDir
 from ipc.segments import create_or_open_segment
 from procs import channels, target_steps
@@ -26,7 +27,7 @@ from procs.target_steps import TargetSteps
 from ssd_pipe.config import Mode, config_from_mapping
 from ssd_pipe.dimensions import dimensions
 from ssd_pipe.engine.partition import Share
-from ssd_pipe.engine.partitioned_cache import make_part, size_bytes
+from ssd_pipe.engine.partitioned_cache import PartitionedCache, make_part, size_bytes
 from tests.models.tiny import make_tiny
 from tests.rounds.local_pipeline import LocalPipeline
 
@@ -168,8 +169,8 @@ class Chain:
         )
         self.part = make_part(memory, *shape, Share(0, 1))
         self.first = self.desk.begin().outcomes[0].token
-        outcome = self.desk.decode(2, 3, self.first)[0].outcomes[0].token
-        self.part.begin_round(0, [(PREFIX, 0, outcome)], [K])
+        self.outcome = self.desk.decode(2, 3, self.first)[0].outcomes[0].token
+        self.part.begin_round(0, [(PREFIX, 0, self.outcome)], [K])
         self._threads: list[threading.Thread] = []
 
     def publish(self, depth: int) -> None:
@@ -223,6 +224,29 @@ def test_a_chain_that_is_worth_it_is_waited_for(chain: Chain, ready: int, waits:
     assert first.finished_ns <= first.looked_up_ns < first.waited_ns <= second.started_ns
     assert second.waited_ns == 0
     assert not chain.part.reader_waits
+
+
+@pytest.mark.parametrize("hit", [True, False])
+def test_branches_that_are_late_are_waited_for(
+    chain: Chain, hit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain.part.pass_over(0, PREFIX - 1)  # of the round before
+    announced, looks = PartitionedCache.announced, 0
+
+    def looked_for(cache: PartitionedCache, slot: int, prefix_hash: int) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            chain.part.begin_round(0, [(PREFIX, 0 if hit else 1, chain.outcome)], [K])
+            chain.publish(1)
+            chain.publish(2)
+        return announced(cache, slot, prefix_hash)
+
+    monkeypatch.setattr(PartitionedCache, "announced", looked_for)
+    first, *rest = chain.decode(WAIT_BRANCHES | 0b11)
+    assert [found.chain for found in first.found] == ([[11, 12]] if hit else [])
+    assert first.looked_up_ns < first.waited_ns
+    assert len(rest) == hit
 
 
 def test_a_wait_ends_with_what_the_scheduler_says(chain: Chain) -> None:

@@ -24,8 +24,8 @@ from models.cuda.rounds.layout import table_words
 from models.cuda.rounds.publish import TreePublisher
 from models.cuda.rounds.tables import RoundTables
 from ssd_pipe.config import PipelineConfig, branch_budget
+from ssd_pipe.drafting.gpu_forks import Ahead, GpuForks
 from ssd_pipe.drafting.leased import RecordPlans
-from ssd_pipe.drafting.leased_forks import Ahead, LeasedForks
 from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.step import Emission, Step
 from ssd_pipe.verification.leased import LeasedRounds
@@ -87,7 +87,7 @@ class LeasedPipeline(LocalPipeline):
         assert self.speculator is not None
         self._side = torch.cuda.Stream() if on.type == "cuda" else None
         self.verdicts: Counter[str] = Counter()
-        self._outcome_comes = self._watch_forks(self.speculator._leased)
+        self._outcome_comes = self._watch_forks(self.speculator._gpu_forks)
         self.recall, self.skip = recall, skip
         self.leased = 0
         self._leases = Leases(self.scheduler, self.planner, config.speculation)
@@ -187,7 +187,7 @@ class LeasedPipeline(LocalPipeline):
             assert time.monotonic() < deadline
         return found
 
-    def _watch_forks(self, forks: LeasedForks | None) -> Callable[[], None]:
+    def _watch_forks(self, forks: GpuForks | None) -> Callable[[], None]:
         """Counts verdicts; without a GPU, puts the glue pass that follows an outcome off until
         there is one. Returns what is to be called when there is."""
         if forks is None:

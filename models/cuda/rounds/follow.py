@@ -44,7 +44,8 @@ class Mode(IntEnum):
     """Where the input comes from.
 
     FOLLOW: from the record of that number; tokens and hash are those before its outcome. GIVEN:
-    from the host, for the leased round of that number; the last committed token is the first fed.
+    from the host, for the leased round of that number, 0 without a lease; the last committed token
+    is the first fed.
     """
 
     LOADED = 0
@@ -174,15 +175,18 @@ class Follower:
     """Makes the inputs of glue passes of one row.
 
     Args:
-        tables: with control and records.
+        tables: with control and records; without them no record can be followed.
     """
 
-    def __init__(self, tables: RoundTables, device: torch.device) -> None:
-        if tables.control is None or tables.records is None:
-            raise ValueError("there are no records to follow")
+    def __init__(self, tables: RoundTables | None, device: torch.device) -> None:
         self._tables = tables
         self._box = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._words: np.ndarray = self._box.numpy()
+
+    @property
+    def has_records(self) -> bool:
+        """Whether launches can follow records."""
+        return self._tables is not None
 
     def feed(
         self, wanted: torch.Tensor, given: torch.Tensor, options: torch.Tensor, fed: Fed
@@ -195,6 +199,12 @@ class Follower:
             options: int32 [K + 1, K + 1]; row n are the limits for a chain of n tokens.
         """
         tables, width = self._tables, fed.tokens.shape[1]
+        records, control, rows, vocab, k = self._box, self._box, 1, 1, width - 1  # never looked at
+        if tables is not None:
+            if tables.control is None or tables.records is None:
+                raise ValueError("there are no records to follow")
+            records, control, rows = tables.records, tables.control, tables.max_rows
+            vocab, k = tables.vocab_size, tables.k
         _follow_kernel[(1,)](
             wanted,
             given,
@@ -207,13 +217,13 @@ class Follower:
             fed.numbers,
             fed.hashes,
             self._box,
-            tables.records,
-            tables.control,
-            tables.max_rows,
-            tables.vocab_size,
+            records,
+            control,
+            rows,
+            vocab,
             width,
             triton.next_power_of_2(width),
-            rr.record_words(tables.k),
+            rr.record_words(k),
             num_warps=1,
             **waiting_options(fed.tokens),
         )

@@ -1,10 +1,13 @@
-"""Rounds of leases on the draft's GPU: glue pass, choice of branches and tree without the host.
+"""Rounds whose branches the GPU chooses: glue pass, choice and tree are queued in one go.
 
-Once all of a tree is queued, so is the next round's glue pass, although its outcome is not known
-yet: its first kernel waits for the target's record (``models.cuda.rounds.follow``). The host reads
-the same record in its own time, and launches the tree's steps while the GPU is busy: of a small
-draft all at once, since what the last ones cost is less than to fall behind; of a large one step by
-step, and none when the outcome has come.
+The host launches the tree's steps while the GPU is busy: of a small draft all at once, since what
+the last ones cost is less than to fall behind; of a large one step by step, and none when the
+outcome has come. In leased rounds the GPU also publishes the tree; in others the host does, as what
+was chosen comes into its sight.
+
+Once all of a leased round's tree is queued, so is the next round's glue pass, although its outcome
+is not known yet: its first kernel waits for the target's record (``models.cuda.rounds.follow``).
+The host reads the same record in its own time.
 
 A launch that waits holds up whatever is queued behind it: ``resolve`` comes before anything else
 that uses the GPU.
@@ -58,18 +61,17 @@ class Ahead:
         if self.verdict is not Verdict.MISS:
             return []
         wait_until(self.forked.arrived)
-        return [int(self.forked.tokens[0, 0, 0])]
+        return [int(self.forked.shown.tokens[0, 0, 0])]
 
 
-class LeasedForks:
+class GpuForks:
     """Glue passes that choose their branches, and the trees of these.
 
     Args:
         width: most tokens a glue pass feeds a row.
-        steps: K.
         queued: steps of a tree that are launched before they are due.
         max_positions: most positions of a sequence.
-        follower: waits for outcomes, None where nobody does.
+        follower: makes the inputs of single rows, and waits for outcomes.
 
     Attributes:
         max_positions: the same.
@@ -81,13 +83,12 @@ class LeasedForks:
         glue: GraphRunner,
         hooks: ForkHooks,
         width: int,
-        steps: int,
         queued: int,
         max_positions: int,
-        follower: Follower | None,
+        follower: Follower,
     ) -> None:
         self._trees, self._glue, self._hooks = trees, glue, hooks
-        self._width, self._steps = width, steps
+        self._width = width
         self._queued, self.max_positions = queued, max_positions
         self._follower = follower
         self._ahead: Ahead | None = None
@@ -107,17 +108,18 @@ class LeasedForks:
         number: int,
         choices: Sequence[Choice],
     ) -> Forked | None:
-        """Glue pass, choice of branches and first step of the tree of leased round ``number``, all
-        queued; None if that cannot be without the host.
+        """Glue pass, choice of branches and first step of the tree, all queued; None if that cannot
+        be without the host.
 
         Args:
             slots, hashes: cache slot and prefix hash of each row.
+            number: of the leased round, 0 without a lease.
             choices: how each row's branches are chosen.
         """
         if max(len(tokens) for _, _, tokens, _ in feeds) > self._width:
             return None
         firsts = [first for *_, first in feeds]
-        if firsts == [0] and self._follower is not None:
+        if firsts == [0]:
             [(trunk, _, tokens, _)], [choice] = feeds, choices
             self._load_row(trunk, slots[0])
             given = Mode.GIVEN, number, len(trunk.tokens), hashes[0], 0
@@ -147,7 +149,7 @@ class LeasedForks:
     @property
     def follows(self) -> bool:
         """Whether ``go_ahead`` may be called."""
-        return self._follower is not None
+        return self._follower.has_records
 
     def go_ahead(
         self, trunk: Trunk, slot: int, record: tuple[int, int], prefix_hash: int, choice: Choice
@@ -173,7 +175,7 @@ class LeasedForks:
     def look(self) -> None:
         """Launch the tree of the outcome that was awaited, if it is there and a hit."""
         ahead = self._ahead
-        if ahead is None or self._follower is None or ahead.forked.launched:
+        if ahead is None or ahead.forked.launched:
             return
         if self._follower.verdict(ahead.number) is Verdict.HIT:
             self._extend(ahead.forked)
@@ -181,7 +183,7 @@ class LeasedForks:
     def call_off(self) -> None:
         """No outcome is awaited any more; does not wait for the GPU to hear of it."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and self._follower is not None:
+        if ahead is not None:
             self._follower.call_off(ahead.number)
 
     def resolve(self, number: int = 0) -> Ahead | None:
@@ -190,7 +192,7 @@ class LeasedForks:
         """
         ahead, self._ahead = self._ahead, None
         follower = self._follower
-        if ahead is None or follower is None:
+        if ahead is None:
             return None
         if ahead.number != number:
             follower.call_off(ahead.number)
@@ -207,21 +209,22 @@ class LeasedForks:
     def grow(
         self,
         forked: Forked,
+        depth: int,
         meanwhile: Sequence[Callable[[], None]],
         interrupted: Callable[[], bool],
         behind: Callable[[], None],
     ) -> Iterator[None]:
-        """Go on with a tree that was begun; yields when the glue pass is through, then as each
-        depth is there.
+        """Go on with a tree that was begun, up to ``depth`` tokens; yields when the glue pass is
+        through, then as each depth is there.
 
         Left early, or ``interrupted``, it launches no further steps. ``behind`` is called when all
         of the tree is queued, what is in ``meanwhile`` after that or while the GPU is busy.
         """
         graph, todo, whole = forked.tree, list(meanwhile), False
-        for step in range(-1, self._steps):
-            while forked.launched < min(step + 1 + self._queued, graph.launches):
+        for step in range(-1, depth):
+            while forked.launched < min(step + 1 + self._queued, depth):
                 self._extend(forked)
-            if forked.launched == graph.launches and not whole:
+            if forked.launched == depth and not whole:
                 whole = True
                 behind()
             if todo:
@@ -252,7 +255,7 @@ class LeasedForks:
             raise RuntimeError("a glue pass of no rows")
         self._graph.launch()
         box = self._hooks.box(self._graph)
-        return Forked(self._tree, *box.side(serial), box, serial)
+        return Forked(self._tree, box.side(serial), box, serial)
 
     @staticmethod
     def _extend(forked: Forked) -> None:
