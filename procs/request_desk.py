@@ -56,8 +56,9 @@ class RequestDesk:
         self._questions: list[StatsRequest] = []
 
     def wait(self, seconds: float) -> None:
-        """Until a message has come, the stop flag is up, or the time is over."""
-        self._frontend.wait(seconds)
+        """Until there is something to attend to, the stop flag is up, or the time is over."""
+        if not self._arrived:  # what was fetched while a step ran rings nobody again
+            self._frontend.wait(seconds)
         self.has_mail()
 
     def receive(self) -> None:

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ipc.rundir import RunDir
 from tests.procs.group import Group
+from tests.procs.scheduler_process import Process
 from tests.waiting import wait_for
+
+Opened = Callable[..., Process]
+
+
+@pytest.fixture
+def open_process(shm_dir: Path) -> Iterator[Opened]:
+    """Makes the process of a scheduler in a mode, "ar" by default."""
+    with RunDir.create(shm_dir, "r") as rundir, contextlib.ExitStack() as stack:
+        yield lambda mode="ar": Process(rundir, stack, mode)
 
 
 @pytest.fixture

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,22 +10,14 @@ import pytest
 from ipc.messages.requests import AbortRequest, AddRequest, SchedulerStats, StatsRequest
 from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Ahead, Found
-from ipc.rundir import RunDir
 from procs import waiting
 from procs.admission import make_scheduler
 from procs.going_ahead import going_ahead
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.step import Step
-from tests.procs.scheduler_process import BLOCKS, OTHER, PROMPT, SIZES, K, Process, settings
+from tests.procs.conftest import Opened
+from tests.procs.scheduler_process import BLOCKS, OTHER, PROMPT, SIZES, K, settings
 from tests.waiting import WAIT, wait_for
-
-Opened = Callable[..., Any]
-
-
-@pytest.fixture
-def open_process(shm_dir: Path) -> Iterator[Opened]:
-    with RunDir.create(shm_dir, "r") as rundir, contextlib.ExitStack() as stack:
-        yield lambda mode="ar": Process(rundir, stack, mode)
 
 
 def rids(step: Step) -> list[int]:
