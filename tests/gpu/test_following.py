@@ -18,6 +18,7 @@ from ipc.messages.sampling import NoiseKey
 from models.backends.cuda import CudaBackend
 from models.cuda.rounds.follow import Verdict
 from ssd_pipe.config import config_from_mapping
+from ssd_pipe.engine import leases
 from tests.models.leased_kernel_cases import Bench, Follow
 from tests.models.tiny import make_tiny, perturbed, random_tokens
 from tests.rounds.leased_pipeline import LeasedPipeline
@@ -69,8 +70,14 @@ def test_a_launch_that_is_called_off_ends() -> None:
 @pytest.mark.parametrize("allocation", ["confidence", "uniform"])
 @pytest.mark.parametrize("skip", [0.0, 0.2], ids=["in time", "late now and then"])
 def test_leased_rounds_that_are_followed_emit_what_the_target_alone_does(
-    tmp_path: Path, backup: str, allocation: str, skip: float
+    tmp_path: Path,
+    backup: str,
+    allocation: str,
+    skip: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A round for which the draft is too late is waited for in vain; a second would be a long time.
+    monkeypatch.setattr(leases, "PATIENCE_US", 20_000)
     shape = {"hidden_size": 64, "head_dim": 64, "vocab_size": VOCAB}
     target = make_tiny(tmp_path, "llama", **shape)
     draft = perturbed(target, tmp_path / "near", 0.15)
