@@ -55,8 +55,8 @@ class _Word(msgspec.Struct):
     pid: int = 0
 
 
-class TargetLink:
-    """The side of target rank 0, in ssd.
+class _Link:
+    """What both sides of a link have.
 
     Attributes:
         tables: for the kernels; None where leases are not possible.
@@ -64,14 +64,32 @@ class TargetLink:
         reason: why not, empty if they are possible.
     """
 
-    def __init__(self, runtime: Runtime, sizes: Dimensions, device: torch.device) -> None:
-        """Make the offer. Does not wait."""
-        self._runtime, self._device = runtime, device
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.tables: RoundTables | None = None
         self.records: RoundRecords | None = None
+        self.reason = ""
+        self._words: npt.NDArray[np.int64] | None = None
+
+    def close(self) -> None:
+        """The records are no longer the GPU's; no kernel may use them any more."""
+        words, self._words = self._words, None
+        if words is not None:
+            from models.cuda.ipc_memory import unregister_host
+
+            torch.cuda.synchronize(self._device)
+            unregister_host(words)
+
+
+class TargetLink(_Link):
+    """The side of target rank 0, in ssd."""
+
+    def __init__(self, runtime: Runtime, sizes: Dimensions, device: torch.device) -> None:
+        """Make the offer. Does not wait."""
+        super().__init__(device)
+        self._runtime = runtime
         self.reason = unsupported(runtime.config, device.type)
         self._memory: DeviceMemory | None = None
-        self._words: npt.NDArray[np.int64] | None = None
         self._clock_at = 0.0
         if not self.reason:
             try:
@@ -113,11 +131,6 @@ class TargetLink:
             self.records = None
         return not self.reason
 
-    def close(self) -> None:
-        """The records are no longer the GPU's; no kernel may use them any more."""
-        _give_back(self._words, self._device)
-        self._words = None
-
     def set_clock(self) -> None:
         """Compare the GPU's clock with the host's, if that was a while ago."""
         now = time.monotonic()
@@ -127,7 +140,8 @@ class TargetLink:
             return
         from models.cuda.rounds.clock import write_clock
 
-        control, offsets = self.records.control, []
+        control = self.records.control
+        offsets: list[int] = []
         mark = self.tables.control[CLOCK_MARK : CLOCK_MARK + 1]
         on = torch.empty(1, device=self._device)
         for _ in range(_CLOCK_TRIES):
@@ -135,20 +149,19 @@ class TargetLink:
             write_clock(mark, on)
             while not control[CLOCK_MARK] and time.monotonic() < now + CLOCK_AGE:
                 pass
-            offsets.append(time.monotonic_ns() - int(control[CLOCK_MARK]))
-        self.records.clock_ns = min(offsets)
-        self._clock_at = now
+            if control[CLOCK_MARK]:  # else the GPU is busy with something long
+                offsets.append(time.monotonic_ns() - int(control[CLOCK_MARK]))
+        if offsets:
+            self.records.clock_ns = min(offsets)
+            self._clock_at = now
 
 
-class DraftLink:
-    """The draft's side, in ssd; attributes as TargetLink's."""
+class DraftLink(_Link):
+    """The draft's side, in ssd."""
 
     def __init__(self, runtime: Runtime, sizes: Dimensions, device: torch.device) -> None:
         """Wait for the target's offer and answer it. Raises ResourceError if none comes."""
-        self.tables: RoundTables | None = None
-        self.records: RoundRecords | None = None
-        self._words: npt.NDArray[np.int64] | None = None
-        self._device = device
+        super().__init__(device)
         self.reason = unsupported(runtime.config, device.type)
         if self.reason:
             _say(runtime, ANSWER, _Word(reason=f"draft: {self.reason}", pid=ANY))
@@ -184,11 +197,6 @@ class DraftLink:
         self.tables = _tables(memory, sizes, records, words)
         self.records = records
 
-    def close(self) -> None:
-        """The records are no longer the GPU's; no kernel may use them any more."""
-        _give_back(self._words, self._device)
-        self._words = None
-
 
 def _tables(
     memory: DeviceMemory, sizes: Dimensions, records: RoundRecords, words: torch.Tensor
@@ -207,15 +215,6 @@ def _tables(
         records=words[ring:],
         max_rows=sizes.slots,
     )
-
-
-def _give_back(words: npt.NDArray[np.int64] | None, device: torch.device) -> None:
-    """Host memory that was registered with a GPU is the host's alone again."""
-    if words is not None:
-        from models.cuda.ipc_memory import unregister_host
-
-        torch.cuda.synchronize(device)
-        unregister_host(words)
 
 
 def _pattern() -> npt.NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Draft worker: owns the draft model, its KV, and its part of the speculation cache.
 
 Works on the newest plan only. When another arrives, the outcome of the running verification is
-known, so what is left of the branches for other outcomes is dropped between two passes.
+known, so what is left of the branches for other outcomes is dropped, but for passes that a GPU has
+queued.
 """
 
 from __future__ import annotations
@@ -73,7 +74,6 @@ class _Worker:
             agree(runtime, device)
         self._threads = Threads(runtime, device)
         self._on_gpu = device.type == "cuda"
-        self._decide_seconds = DECIDE_SECONDS if self._on_gpu else 0.0
         self.facts = {"vocab_size": sizes.vocab_size}
         link = DraftLink(runtime, sizes, device) if config.mode == "ssd" else None
         self._link = link
@@ -127,6 +127,8 @@ class _Worker:
             runtime.log.info(
                 "leased rounds", possible=self._records is not None, reason=link.reason
             )
+        spares = self._on_gpu and not self._speculator.runs_ahead
+        self._decide_seconds = DECIDE_SECONDS if spares else 0.0
         leased = None
         if self._records is not None:
             leased = RecordPlans(self._records, config.speculation, self._speculator.tokens_of)

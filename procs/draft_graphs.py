@@ -51,6 +51,7 @@ def make_graphs(
         chain_vocab(config.speculation, model),
         hooks=hooks,
         follower=follower,
+        workers=config.draft_workers,
     )
     graphs.warm_up(config.mode == "ssd")
     make_first_passes(model, kv, PREFILL_CHUNK, positions, choose=False)

@@ -20,7 +20,7 @@ from ssd_pipe.verification.verifier import Verifier
 
 UNTOLD = 16
 """Steps in a row, begun without waiting, after which their lines go to the log all the same."""
-GROWTH_PATIENCE_NS = 5_000_000
+PATIENCE_NS = 5_000_000
 """How long branches are waited for that are not announced, or not deep enough, yet. A draft that
 takes longer may be in trouble, which the scheduler would see."""
 
@@ -147,9 +147,9 @@ class TargetSteps:
     ) -> tuple[StepPlan, list[Found]] | None:
         """What follows once the draft has come so far, None if that is not to be waited for."""
         leave, cache, stopping = self._leave, self._cache, self._runtime.stopping
-        end = time.monotonic_ns() + GROWTH_PATIENCE_NS
+        end = time.monotonic_ns() + PATIENCE_NS
         while leave is not None and cache is not None and time.monotonic_ns() < end:
-            # The draft need not begin a pass that nobody wants (see its ``last_call``).
+            # A draft that does not run ahead need not begin a pass that nobody wants.
             cache.reader_waits = pending.last
             while pending.lasts(cache):
                 if self._plans.waiting() or stopping.is_set() or time.monotonic_ns() >= end:

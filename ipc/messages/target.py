@@ -154,7 +154,7 @@ class StepResult(msgspec.Struct, frozen=True, tag="result", array_like=True):
     At the end of a lease ``rounds`` is how many of its rounds ran; their outcomes are in the
     records. ``found``, a row each, says that the next step has begun (see Ahead).
     ``looked_up_ns``: when the outcomes had been looked up, 0 if they were not; ``waited_ns``: when
-    a wait for more of a chain was over, with or without it, 0 if there was none.
+    a wait for branches, or for more of a chain, was over, with or without it, 0 if there was none.
     """
 
     step: int

@@ -3,7 +3,8 @@
 What ``drafting.candidates`` and ``engine.fanout`` do on the host, in float32: from noised scores
 after each prefix of the chain, the chance of outcome (k, t*) is that of reaching k times that of t*
 there, under a softmax with the calibrated temperature; the most likely ones become the tree's
-first tokens. The tree can then be launched right behind the glue pass.
+first tokens. The tree can then be launched right behind the glue pass. Of several draft workers
+each takes its share of them, every N-th from one of the first N on (``engine.partition``).
 """
 # mypy: allow-untyped-defs
 
@@ -32,6 +33,7 @@ def _fork_kernel(
     counts,
     seeds,
     firsts,
+    ranks,
     budgets,
     temperatures,
     limits,
@@ -49,7 +51,8 @@ def _fork_kernel(
     WIDTH_P: tl.constexpr,
     N: tl.constexpr,
     BRANCHES: tl.constexpr,
-    BRANCHES_P: tl.constexpr,
+    WORKERS: tl.constexpr,
+    RANKED_P: tl.constexpr,
     STEPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -80,16 +83,17 @@ def _fork_kernel(
         accept = tl.where(i < n, tl.log(tl.maximum(own / total, 1e-30)), 0.0)
         reach = tl.exp(tl.cumsum(accept, axis=0) - accept)
         open_to = inside[:, None] & (said == 0)
-        rank = tl.cumsum(open_to.to(tl.int32), axis=1) - 1
+        better = tl.cumsum(open_to.to(tl.int32), axis=1) - 1
         limit = tl.load(limits + row * WIDTH + i, mask=inside, other=0)
-        open_to = open_to & (rank < limit[:, None])
+        open_to = open_to & (better < limit[:, None])
         chance = tl.where(open_to, reach[:, None] * weight / total[:, None], -1.0)
         lane = tl.arange(0, WIDTH_P * N)
-        best_first = tl.topk(pack(tl.reshape(chance, (WIDTH_P * N,)), lane), BRANCHES_P)
+        best_first = tl.topk(pack(tl.reshape(chance, (WIDTH_P * N,)), lane), RANKED_P)
         peak, where = unpack(best_first)
-        e = tl.arange(0, BRANCHES_P)
-        exists = e < BRANCHES
-        alive = (e < budget) & (peak >= 0.0)
+        rank = tl.arange(0, RANKED_P)
+        e = rank // WORKERS
+        exists = (rank % WORKERS == tl.load(ranks + row)) & (e < BRANCHES)
+        alive = (rank < budget) & (peak >= 0.0)
         k = (where // N).to(tl.int64)
         cell = (row * WIDTH + first + k) * N + where % N
         chosen = tl.load(top_tokens + cell, mask=alive & exists, other=0)
@@ -109,23 +113,28 @@ def _fork_kernel(
 
 
 def choose_branches(
-    glue: StepGraph, tree: TreeGraph, how: dict[str, torch.Tensor], scratch_start: int
+    glue: StepGraph,
+    tree: TreeGraph,
+    how: dict[str, torch.Tensor],
+    scratch_start: int,
+    workers: int = 1,
 ) -> None:
     """Queue the choice: the first tokens of ``tree`` out of what ``glue`` keeps.
 
     Args:
         how: of each row, "firsts" int64 [R], index among the tokens fed of the one before the
-            chain; "budgets" int32 [R], most branches, 0 leaves the tree's row alone;
-            "temperatures" float32 [R] of the softmax over scores; "limits" int32 [R, W], most
-            branches at each accepted length.
+            chain; "ranks" int32 [R], that of the first branch that is the tree's, which gets every
+            ``workers``-th from there on; "budgets" int32 [R], most branches of all workers
+            together, 0 leaves the tree's row alone; "temperatures" float32 [R] of the softmax over
+            scores; "limits" int32 [R, W], most branches at each accepted length.
         scratch_start: see ``GraphedDraft``.
     """
     out, given, to = glue.output, glue.inputs, tree.inputs
     if out.top_scores is None:
         raise RuntimeError("the glue graph keeps no candidates")
     n = out.top_scores.shape[-1]
-    branches = triton.next_power_of_2(tree.width)
-    width = max(triton.next_power_of_2(glue.width), branches // n)
+    ranked = triton.next_power_of_2(tree.width * workers)
+    width = max(triton.next_power_of_2(glue.width), ranked // n)
     _fork_kernel[(glue.rows,)](
         out.top_scores,
         out.top_tokens,
@@ -135,6 +144,7 @@ def choose_branches(
         given["counts"],
         given["seeds"],
         how["firsts"],
+        how["ranks"],
         how["budgets"],
         how["temperatures"],
         how["limits"],
@@ -152,7 +162,8 @@ def choose_branches(
         width,
         n,
         tree.width,
-        branches,
+        workers,
+        ranked,
         tree.steps,
         num_warps=max(1, min(8, width * n // _WARP_LANES)),
         **overlap(given["tokens"]),

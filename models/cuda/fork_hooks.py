@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from models.cuda.candidate_box import CandidateBox
-from models.cuda.fork import able, choose_branches
+from models.cuda.fork import choose_branches
 from models.cuda.graphs import StepGraph
 from models.cuda.rounds.follow import WANTED_WORDS, Fed, Follower, Mode
 from models.cuda.staging import Field, Staging
@@ -27,12 +27,14 @@ class ForkRow:
 
     Attributes:
         first: index among the tokens fed of the one before the chain.
-        budget: most branches.
+        rank: that of the first branch that is this worker's.
+        budget: most branches, of all workers together.
         temperature: of the softmax over scores.
         limits: most branches at each accepted length 0..K.
     """
 
     first: int
+    rank: int
     budget: int
     temperature: float
     limits: Sequence[int]
@@ -45,7 +47,7 @@ class ForkOne:
     Attributes:
         mode: where the input comes from; with number, length and prefix_hash as it says.
         place: the row's among those of the records.
-        budget, temperature: as in ForkRow; the row's first place is the first token fed.
+        rank, budget, temperature: as in ForkRow; the row's first place is the first token fed.
         limits: a ForkRow's, for a chain of 0, 1, ..., K tokens.
         tokens: those to feed, if they are given.
     """
@@ -55,6 +57,7 @@ class ForkOne:
     length: int
     prefix_hash: int
     place: int
+    rank: int
     budget: int
     temperature: float
     limits: Sequence[Sequence[int]]
@@ -71,6 +74,7 @@ class ForkHooks:
         tree_of: the tree graph for a glue graph of as many rows and blocks; it must exist.
         scratch_start: see ``GraphedDraft``.
         follower: makes the inputs.
+        workers: draft workers that share the branches.
     """
 
     def __init__(
@@ -81,8 +85,9 @@ class ForkHooks:
         scratch_start: int,
         tree_of: Callable[[int, int], TreeGraph],
         follower: Follower,
+        workers: int = 1,
     ) -> None:
-        self._tree_of, self._scratch_start = tree_of, scratch_start
+        self._tree_of, self._scratch_start, self._workers = tree_of, scratch_start, workers
         self._follower = follower
         self._armed = False
         self._serial = 0
@@ -90,6 +95,7 @@ class ForkHooks:
         self._staging = Staging(
             [
                 Field("firsts", (max_rows,), torch.int64),
+                Field("ranks", (max_rows,), torch.int32),
                 Field("budgets", (max_rows,), torch.int32),
                 Field("temperatures", (max_rows,), torch.float32),
                 Field("limits", (max_rows, width), torch.int32),
@@ -106,6 +112,7 @@ class ForkHooks:
         host = self._cleared()
         for i, row in enumerate(rows):
             host["firsts"][i] = row.first
+            host["ranks"][i] = row.rank
             host["budgets"][i] = row.budget
             host["temperatures"][i] = row.temperature
             host["limits"][i, : len(row.limits)] = row.limits
@@ -115,6 +122,7 @@ class ForkHooks:
         """Queue the same for a glue graph of one row, and what it needs to make its input."""
         host = self._cleared()
         host["firsts"][0] = 0
+        host["ranks"][0] = row.rank
         host["budgets"][0] = row.budget
         host["temperatures"][0] = row.temperature
         for length, limits in enumerate(row.limits):
@@ -172,10 +180,8 @@ class ForkHooks:
         if out.top_scores is None or out.top_tokens is None or out.next_scores is None:
             raise RuntimeError("the glue graph keeps no candidates")
         n = out.top_scores.shape[-1]
-        if not able(n, n):
-            return
         tree = self._tree_of(graph.rows, graph.num_blocks)
-        choose_branches(graph, tree, own, self._scratch_start)
+        choose_branches(graph, tree, own, self._scratch_start, self._workers)
         key = (graph.rows, graph.num_blocks)
         if key not in self._boxes:
             device = own["serial"].device

@@ -19,7 +19,7 @@ from models.cuda.head import head_logits
 from models.cuda.inputs import expand_tree
 from models.cuda.noise import choose
 from models.cuda.tiles import StaticBatch, fixed_tiles, tile_width
-from models.cuda.tree_inputs import LeasedTree, TreeInputs, TreeStaging
+from models.cuda.tree_inputs import TreeHome, TreeInputs, TreeStaging
 from models.kv_cache import KVCache
 from models.transformer import Transformer
 
@@ -137,14 +137,14 @@ class TreeGraph:
                 self._hooks.step(self, step)
 
     def prepare(
-        self, lease: LeasedTree, tables: Sequence[Sequence[int]], temperatures: Sequence[float]
+        self, home: TreeHome, tables: Sequence[Sequence[int]], temperatures: Sequence[float]
     ) -> None:
         """Queue what is known of a tree whose branches the GPU will choose (``models.cuda.fork``);
-        ``launch_part`` from part 0 on runs it. ``lease.outcomes`` is not looked at.
+        ``launch_part`` from part 0 on runs it. ``home.outcomes`` is not looked at.
 
         Raises ValueError if the rows do not fit.
         """
-        self._staging.prepare(lease, tables, temperatures)
+        self._staging.prepare(home, tables, temperatures)
 
     def ended(self, part: int) -> bool:
         """Whether the last launch of a part is through."""

@@ -25,7 +25,7 @@ class TreeInputs:
         scratch: int64 [B], flat KV slot of the branch's first token; the next K - 1 follow it.
         keys: int64 [K, B], noise key of each step's choice; a device tensor or an array.
         temperature: float [B], 0 = greedy.
-        lease: the branches are for a leased round, None otherwise; see ``models.cuda.rounds``.
+        home: where the GPU publishes them, None if it does not.
     """
 
     tokens: np.ndarray
@@ -36,15 +36,15 @@ class TreeInputs:
     scratch: np.ndarray
     keys: np.ndarray | torch.Tensor
     temperature: np.ndarray
-    lease: LeasedTree | None = None
+    home: TreeHome | None = None
 
 
 @dataclass(slots=True)
-class LeasedTree:
-    """Where branches are published from the device.
+class TreeHome:
+    """Whose branches a tree's are, for the GPU to choose or publish them.
 
     Attributes:
-        number: the leased round whose outcomes they are for, 0 without a lease.
+        number: the leased round whose outcomes they are for; 0: the host publishes them.
         homes: int64 [R], slot of each row in the cache.
         hashes: uint64 [R], prefix hash of each row.
         outcomes: int64 [B], k << 32 | t*; empty where the GPU chooses them.
@@ -113,7 +113,7 @@ class TreeStaging:
             if len(table) > self._num_blocks:
                 raise ValueError(f"row {row}: {len(table)} blocks in a graph of {self._num_blocks}")
             host["tables"][row, : len(table)] = table
-        self._load_lease(tree.lease, where)
+        self._load_home(tree.home, where)
         if isinstance(tree.keys, np.ndarray):
             host["keys"][:, where] = tree.keys.view(np.int64)
         self._staging.copy()
@@ -124,11 +124,11 @@ class TreeStaging:
         return where
 
     def prepare(
-        self, lease: LeasedTree, tables: Sequence[Sequence[int]], temperatures: Sequence[float]
+        self, home: TreeHome, tables: Sequence[Sequence[int]], temperatures: Sequence[float]
     ) -> None:
         """Queue the copy of what is known of a tree whose branches the GPU will choose.
 
-        ``lease.outcomes`` is not looked at. Raises ValueError if the rows do not fit.
+        ``home.outcomes`` is not looked at. Raises ValueError if the rows do not fit.
         """
         self._staging.wait()
         host = self._staging.host
@@ -140,7 +140,7 @@ class TreeStaging:
                 raise ValueError(f"row {row}: {len(table)} blocks do not fit the graph")
             host["tables"][row, : len(table)] = table
             factors[row] = 0.0 if temperature < GREEDY_BELOW else 1.0 / temperature
-        self._load_lease(lease, np.empty(0, np.int64))
+        self._load_home(home, np.empty(0, np.int64))
         self._staging.copy()
 
     def _columns(self, tree: TreeInputs) -> np.ndarray:
@@ -155,14 +155,14 @@ class TreeStaging:
         where: np.ndarray = seqs * self._width + np.arange(len(seqs)) - first[seqs]
         return where
 
-    def _load_lease(self, lease: LeasedTree | None, where: np.ndarray) -> None:
+    def _load_home(self, home: TreeHome | None, where: np.ndarray) -> None:
         host = self._staging.host
         host["numbers"].fill(0)
-        if lease is None:
+        if home is None:
             return
-        rows = len(lease.homes)
-        host["numbers"][:rows] = lease.number
-        host["homes"][:rows] = lease.homes
-        host["hashes"].view(np.uint64)[:rows] = lease.hashes
+        rows = len(home.homes)
+        host["numbers"][:rows] = home.number
+        host["homes"][:rows] = home.homes
+        host["hashes"].view(np.uint64)[:rows] = home.hashes
         host["outcomes"].fill(-1)
-        host["outcomes"].reshape(-1)[where] = lease.outcomes[: len(where)]
+        host["outcomes"].reshape(-1)[where] = home.outcomes[: len(where)]

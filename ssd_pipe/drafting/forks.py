@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ipc.messages.draft import DraftRow
 from ssd_pipe.config import SpeculationSection, fan_out_counts
 from ssd_pipe.drafting.candidates import TOP_CANDIDATES, ChainScores
 from ssd_pipe.drafting.outcomes import OutcomePredictor
 from ssd_pipe.drafting.passes import DraftPasses
 from ssd_pipe.drafting.round_row import RoundRow
 from ssd_pipe.drafting.tree import Branches, Tree
-from ssd_pipe.drafting.trunk import Trunk, mark_fed
+from ssd_pipe.drafting.trunk import mark_fed
 from ssd_pipe.engine import fanout
 from ssd_pipe.engine.effort import Effort
 from ssd_pipe.engine.partition import Share
@@ -28,9 +29,10 @@ MISS_EXPONENT = 0.7
 """Power-law exponent r of the miss rate against fan-out (Kumar et al., arXiv 2603.03251, Theorem
 12)."""
 
-Choice = tuple[int, float, list[list[int]]]
-"""How the GPU is to choose a row's branches: at most how many, the temperature of the softmax over
-scores, and at most how many at each accepted length of a chain of 0, 1, ..., K tokens."""
+Choice = tuple[int, int, float, list[list[int]]]
+"""How the GPU is to choose a row's branches: the rank of the first that is this worker's, at most
+how many of all workers, the temperature of the softmax over scores, and at most how many at each
+accepted length of a chain of 0, 1, ..., K tokens."""
 
 
 class Forks:
@@ -91,7 +93,9 @@ class Forks:
             branches = Branches(plan, trunk, chain, outcomes, len(ranked), self._share)
             tree.rows[plan.slot] = branches
             if not number:
-                self._announce(branches, effort)
+                partly = self._taper < 1 or effort.k < self._spec.k
+                goals = branches.goals(effort.k, self._taper) if partly else None
+                self._announce(plan, outcomes, goals)
         return tree
 
     def fork_on_gpu(
@@ -104,7 +108,7 @@ class Forks:
         if forks is None:
             return None
         feeds = [row.feed() for row in rows]
-        choices = [self._choice(row.trunk, row.plan.after_miss, effort.branches) for row in rows]
+        choices = [self._choice(row, row.plan.after_miss, effort.branches) for row in rows]
         slots = [row.plan.slot for row in rows]
         hashes = [row.plan.prefix_hash for row in rows]
         forked = forks.fork(feeds, slots, hashes, number, choices)
@@ -113,28 +117,28 @@ class Forks:
         mark_fed(feeds)
         for i, (row, feed) in enumerate(zip(rows, feeds, strict=True)):
             self._predictor.ask(row.plan.slot, forked.pending(i, feed[3], row.chain))
-        sizes = sum(budget for budget, _, _ in choices) if number else 0
-        return forked, Tree(number=number, forked=sizes)
+        size = sum(budget for _, budget, _, _ in choices) if number else 0
+        return forked, Tree(number=number, forked=size)
 
     def announce(
         self, rows: Sequence[RoundRow], forked: Forked, tree: Tree, effort: Effort
     ) -> None:
         """Publish the outcomes that the GPU has chosen for rounds without a lease, with no tokens
         yet; they are the branches of ``tree``."""
-        for i, (plan, trunk, chain) in enumerate(rows):
+        for i, row in enumerate(rows):
             outcomes = forked.outcomes(i)
-            branches = Branches(plan, trunk, chain, outcomes, len(outcomes), self._share)
-            tree.rows[plan.slot] = branches
-            self._announce(branches, effort)
+            tree.announced[row.plan.slot] = len(outcomes)
+            goals = [effort.k] * len(outcomes) if effort.k < self._spec.k else None
+            self._announce(row.plan, outcomes, goals)
+        tree.forked = sum(tree.announced.values())
 
-    def _announce(self, branches: Branches, effort: Effort) -> None:
-        partly = self._taper < 1 or effort.k < self._spec.k
-        goals = branches.goals(effort.k, self._taper) if partly else None
-        row = branches.row
-        if not branches.outcomes:
+    def _announce(
+        self, row: DraftRow, outcomes: Sequence[tuple[int, int]], goals: list[int] | None
+    ) -> None:
+        if not outcomes:
             self._cache.pass_over(row.slot, row.prefix_hash)
             return
-        entries = [(row.prefix_hash, k, t) for k, t in branches.outcomes]
+        entries = [(row.prefix_hash, k, t) for k, t in outcomes]
         self._cache.begin_round(row.slot, entries, goals)
 
     def go_ahead(self, row: RoundRow, number: int) -> None:
@@ -146,7 +150,7 @@ class Forks:
         forks = self._gpu_forks([row])
         if forks is None or not forks.follows:
             return
-        choice = self._choice(row.trunk, False, self._full)
+        choice = self._choice(row, False, self._full)
         plan = row.plan
         forks.go_ahead(row.trunk, plan.slot, (number, plan.place), plan.prefix_hash, choice)
 
@@ -157,12 +161,12 @@ class Forks:
 
     def _gpu_forks(self, rows: Sequence[RoundRow]) -> GpuForks | None:
         """What chooses the branches of these rows without the host, if that can be."""
-        if self._spec.allocation == "geometric" or self._share.workers > 1:
+        if self._spec.allocation == "geometric":
             return None
         graphs = self._passes.choosing([row.trunk for row in rows])
         return None if graphs is None else graphs.forks
 
-    def _choice(self, trunk: Trunk, after_miss: bool, most: int) -> Choice:
+    def _choice(self, row: RoundRow, after_miss: bool, most: int) -> Choice:
         limits = self._limits.get((after_miss, most))
         counts = self._counts[after_miss]
         budget = min(sum(counts), most)
@@ -170,7 +174,8 @@ class Forks:
             lengths = range(self._spec.k + 1)
             limits = [self._limits_of(counts, budget, length) for length in lengths]
             self._limits[after_miss, most] = limits
-        return budget, self._predictor.tau(trunk.key), limits
+        rank = self._share.first(row.plan.slot)
+        return rank, budget, self._predictor.tau(row.trunk.key), limits
 
     def _limits_of(self, counts: list[int], budget: int, length: int) -> list[int]:
         """Most branches at each accepted length of a chain of ``length`` tokens."""

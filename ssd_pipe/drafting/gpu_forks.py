@@ -26,7 +26,7 @@ from models.cuda.graph_runner import GraphRunner
 from models.cuda.graphs import StepGraph, StepRow
 from models.cuda.rounds.follow import Follower, Mode, Verdict
 from models.cuda.tree import TreeGraph
-from models.cuda.tree_inputs import LeasedTree
+from models.cuda.tree_inputs import TreeHome
 from models.cuda.tree_runner import TreeRunner
 from ssd_pipe.drafting.forked import Forked
 from ssd_pipe.drafting.forks import Choice
@@ -38,7 +38,7 @@ _NO_OUTCOMES = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
-class Ahead:
+class GlueAhead:
     """A glue pass that was launched before its outcome was known.
 
     Attributes:
@@ -91,7 +91,7 @@ class GpuForks:
         self._width = width
         self._queued, self.max_positions = queued, max_positions
         self._follower = follower
-        self._ahead: Ahead | None = None
+        self._ahead: GlueAhead | None = None
         self._tree: TreeGraph | None = None  # of the pass that was armed last
         self._graph: StepGraph | None = None
         self._row: tuple[int, int, float, tuple[int, ...]] | None = None
@@ -127,13 +127,13 @@ class GpuForks:
         else:
             tables = [trunk.table.blocks for trunk, *_ in feeds]
             rows, blocks = len(feeds), max(map(len, tables))
-            lease = LeasedTree(number, np.array(slots), np.array(hashes, np.uint64), _NO_OUTCOMES)
+            home = TreeHome(number, np.array(slots), np.array(hashes, np.uint64), _NO_OUTCOMES)
             self._tree, self._graph = self._graphs(rows, blocks)
-            self._tree.prepare(lease, tables, [trunk.key.temperature for trunk, *_ in feeds])
+            self._tree.prepare(home, tables, [trunk.key.temperature for trunk, *_ in feeds])
             serial = self._hooks.arm(
                 [
-                    ForkRow(first, budget, tau, limits[len(tokens) - 1 - first])
-                    for (_, _, tokens, first), (budget, tau, limits) in zip(
+                    ForkRow(first, rank, budget, tau, limits[len(tokens) - 1 - first])
+                    for (_, _, tokens, first), (rank, budget, tau, limits) in zip(
                         feeds, choices, strict=True
                     )
                 ]
@@ -165,7 +165,9 @@ class GpuForks:
         number, place = record
         self._load_row(trunk, slot)
         follow = Mode.FOLLOW, number, len(trunk.tokens), prefix_hash, place
-        self._ahead = Ahead(number, self._launch(self._hooks.arm_one(ForkOne(*follow, *choice))))
+        self._ahead = GlueAhead(
+            number, self._launch(self._hooks.arm_one(ForkOne(*follow, *choice)))
+        )
 
     @property
     def awaits(self) -> int:
@@ -186,7 +188,7 @@ class GpuForks:
         if ahead is not None:
             self._follower.call_off(ahead.number)
 
-    def resolve(self, number: int = 0) -> Ahead | None:
+    def resolve(self, number: int = 0) -> GlueAhead | None:
         """End the wait for an outcome; what became of it, if it was that of record ``number``,
         which is there. Raises ResourceError if the GPU does not answer.
         """
@@ -241,8 +243,8 @@ class GpuForks:
         if self._row == row:
             return
         self._tree, self._graph = self._graphs(1, len(blocks))
-        lease = LeasedTree(0, np.array([slot]), np.zeros(1, np.uint64), _NO_OUTCOMES)
-        self._tree.prepare(lease, [blocks], [key.temperature])
+        home = TreeHome(0, np.array([slot]), np.zeros(1, np.uint64), _NO_OUTCOMES)
+        self._tree.prepare(home, [blocks], [key.temperature])
         self._graph.load([StepRow(blocks, 0, [0], key.seed, key.temperature)])
         self._row = row
 

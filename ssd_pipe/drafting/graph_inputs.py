@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from models.cuda.graphs import StepRow
-from models.cuda.tree_inputs import LeasedTree, TreeInputs
+from models.cuda.tree_inputs import TreeHome, TreeInputs
 from ssd_pipe.drafting.tree import Branches, Tree
 from ssd_pipe.drafting.trunk import Feed
 from ssd_pipe.sampling.noise import SHARED, row_keys
@@ -49,12 +49,12 @@ def tree_inputs(tree: Tree, k: int, budget: int, scratch_start: int) -> TreeInpu
         scratch=scratch_start + (slots * budget + rank) * k,
         keys=keys,
         temperature=temperature,
-        lease=_leased(rows, outcomes, tree.number) if tree.number else None,
+        home=_home(rows, outcomes, tree.number) if tree.number else None,
     )
 
 
-def _leased(rows: list[Branches], outcomes: np.ndarray, number: int) -> LeasedTree:
-    return LeasedTree(
+def _home(rows: list[Branches], outcomes: np.ndarray, number: int) -> TreeHome:
+    return TreeHome(
         number,
         homes=np.array([row.row.slot for row in rows]),
         hashes=np.array([row.row.prefix_hash for row in rows], np.uint64),

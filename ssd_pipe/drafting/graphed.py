@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from models.cuda.capture import GraphOptions, GraphPool
+from models.cuda.capture import GraphPool
 from models.cuda.fork import able
 from models.cuda.fork_hooks import ForkHooks
 from models.cuda.graph_runner import GraphRunner
@@ -40,12 +40,13 @@ class GraphedDraft:
 
     Args:
         scratch_start: first flat KV slot of the branches' scratch region.
-        budget: branches a row.
+        budget: branches a row, of this worker.
         max_rows: most rows of a round.
         max_positions: most positions of a sequence.
         vocab: propose among the first so many tokens only, 0 = all.
         hooks: publish the branches of leased rounds.
         follower: waits for the outcomes of leased rounds; None where nobody does.
+        workers: draft workers that share the branches.
 
     Attributes:
         chains: passes of one token a row.
@@ -62,11 +63,11 @@ class GraphedDraft:
         max_rows: int,
         max_positions: int,
         vocab: int = 0,
-        options: GraphOptions | None = None,
         hooks: TreeHooks | None = None,
         follower: Follower | None = None,
+        workers: int = 1,
     ) -> None:
-        pool = GraphPool(options)
+        pool = GraphPool()
         self._spec, self._scratch_start, self._budget = spec, scratch_start, budget
         self._readback = Readback(model.backend.device)
         self._glue_width = spec.k + 1
@@ -89,7 +90,13 @@ class GraphedDraft:
         self._fork: ForkHooks | None = None
         if able(model.config.vocab_size, TOP_CANDIDATES):
             self._fork = ForkHooks(
-                max_rows, self._glue_width, device, scratch_start, self._trees.graph, follower
+                max_rows,
+                self._glue_width,
+                device,
+                scratch_start,
+                self._trees.graph,
+                follower,
+                workers,
             )
         self._glue = GraphRunner(
             model,
@@ -132,6 +139,15 @@ class GraphedDraft:
             for trunk in trunks
         )
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps of a tree are launched before anybody knows if they are wanted."""
+        return bool(self._ahead)
+
+    def _forget_row(self) -> None:
+        if self.forks is not None:
+            self.forks.forget_row()
+
     def candidates(
         self, feeds: Sequence[Feed], meanwhile: Callable[[], None] = lambda: None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -140,8 +156,8 @@ class GraphedDraft:
         the GPU is busy."""
         if max(len(tokens) for _, _, tokens, _ in feeds) > self._glue_width:
             return None
-        if self._fork is not None and self.forks is not None:
-            self.forks.forget_row()
+        if self._fork is not None:
+            self._forget_row()
             blocks = max(len(trunk.table.blocks) for trunk, *_ in feeds)
             self._trees.graph(len(feeds), blocks)  # the glue graph, if it is new, asks for it
             self._fork.disarm()
@@ -174,8 +190,7 @@ class GraphedDraft:
         rows = list(tree.rows.values())
         counts = [len(row.outcomes) for row in rows]
         inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
-        if self.forks is not None:
-            self.forks.forget_row()
+        self._forget_row()
         graph = self._trees.graph_of(inputs)
         where = graph.begin(inputs)
         launched = 1
@@ -205,8 +220,7 @@ class GraphedDraft:
         their tokens. Gives the number of each step done; left early, it launches no further ones.
         """
         inputs = tree_inputs(tree, self._spec.k, self._budget, self._scratch_start)
-        if self.forks is not None:
-            self.forks.forget_row()
+        self._forget_row()
         graph = self._trees.graph_of(inputs)
         device = graph.chosen.device
         where = torch.from_numpy(graph.begin(inputs)).to(device)

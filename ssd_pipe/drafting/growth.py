@@ -77,9 +77,9 @@ class Growth:
     def publish(self, tree: Tree, forked: Forked, step: int) -> None:
         """Step ``step`` of a tree that the GPU chose is through: publish its tokens."""
         grown = forked.tree.published[step].reshape(forked.tree.rows, forked.tree.width)
-        for tokens, (slot, branches) in zip(grown, tree.rows.items(), strict=False):
-            if branches.outcomes:
-                self._cache.publish_depth(slot, step + 1, tokens[: len(branches.outcomes)])
+        for tokens, (slot, count) in zip(grown, tree.announced.items(), strict=False):
+            if count:
+                self._cache.publish_depth(slot, step + 1, tokens[:count])
 
     def _grow_chosen(self, tree: Tree, depth: int) -> Iterator[None]:
         """``grow`` where tokens are chosen here, from hidden states or a graph's logits."""

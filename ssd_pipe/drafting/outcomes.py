@@ -61,9 +61,10 @@ class OutcomePredictor:
         """Learn from the outcomes noted since the last time, if what they were predicted from is
         still there."""
         for greedy, scores, k, token in self._lessons:
-            if scores.gone:
+            likelihoods = scores.likelihoods(k, token)
+            if scores.gone:  # also if they went while they were read
                 continue
-            self._calibration[greedy].observe(scores.likelihoods(k, token))
+            self._calibration[greedy].observe(likelihoods)
             if scores.tests is not None:
                 self._curve.observe(scores.tests, k)
         self._lessons.clear()

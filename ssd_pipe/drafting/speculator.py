@@ -10,7 +10,9 @@ The order of a round, for all of its rows together:
    (``growth``).
 
 ``round`` is a generator that yields between passes, so that its caller can drop the rest of a round
-when the outcome has already come. The sequences themselves are in ``trunks``.
+when the outcome has already come, but for what a GPU has queued. Where the GPU chooses the branches
+(``gpu_forks``), glue pass, fork and branches are begun at once. The sequences themselves are in
+``trunks``.
 
 With several workers each does all of this, but extends and publishes only its share of the branches
 (``engine.partition``). Backups are worker 0's: the others get the plan with those chains filled in.
@@ -143,6 +145,12 @@ class Speculator:
         """Branches of the latest round."""
         return self._tree.size
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether passes begin before anybody knows if they are wanted."""
+        graphs = self._passes.graphs
+        return graphs is not None and graphs.runs_ahead
+
     # ------------------------------------------------------------ a round
 
     def round(
@@ -202,7 +210,7 @@ class Speculator:
             for row in ready:
                 skip(row.plan.slot)
         yield "glue"
-        for _ in self._growth.grow(self._tree, effort.k, interrupted if number else lambda: False):
+        for _ in self._growth.grow(self._tree, effort.k, interrupted):
             yield "step"
 
     def _pass_over(self, row: RoundRow, number: int, skip: Callable[[int], None]) -> None:

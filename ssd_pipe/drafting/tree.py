@@ -61,6 +61,7 @@ class Tree:
         rows: by slot, in batch order.
         number: the leased round whose outcomes they are for, 0 without a lease.
         forked: branches that the GPU chose by itself; ``rows`` is empty then.
+        announced: how many of them each slot has, in batch order; none in a leased round.
         q: per pass done, the distributions its tokens were drawn from, float32 [alive, V], or None.
         spans: per pass done, the rows of ``q`` that belong to each slot.
     """
@@ -70,6 +71,7 @@ class Tree:
     spans: list[dict[int, slice]] = field(default_factory=list)
     number: int = 0
     forked: int = 0
+    announced: dict[int, int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:

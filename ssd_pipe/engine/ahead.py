@@ -148,12 +148,11 @@ def follow_on(
             room = min(leave.k, own.left - len(tokens) - 1)
             if cache is None or room < 1:
                 return None
+            late = Unannounced(row.slot, own.prefix_hash)
+            missing = late.lasts(cache)  # before the lookup: what is announced after is looked up
             hit = cache.lookup(row.slot, own.prefix_hash, accepted, outcome.token)
             if hit is None:
-                late = Unannounced(row.slot, own.prefix_hash)
-                if leave.waits & WAIT_BRANCHES and late.lasts(cache):
-                    return late
-                return None
+                return late if missing and leave.waits & WAIT_BRANCHES else None
             goal = min(room, cache.goal_of(row.slot, hit.entry))
             if hit.depth < goal and leave.waits >> hit.depth & 1:
                 more = hit.depth + 1

@@ -43,8 +43,8 @@ class RoundTimes(msgspec.Struct):
         return seconds
 
     def target_waited(self, result: StepResult) -> None:
-        """After the step that gave ``result``, the target itself waited for more of a chain, or
-        not."""
+        """After the step that gave ``result``, the target itself waited for branches or for more
+        of a chain, or not."""
         if result.waited_ns:
             seconds = (result.waited_ns - result.looked_up_ns) * 1e-9
             self.depth_wait_seconds += self.waited(seconds)

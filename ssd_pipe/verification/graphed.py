@@ -14,7 +14,6 @@ import torch
 from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Lease
 from ipc.messages.target import StepRow as PlanRow
-from models.cuda.capture import GraphOptions
 from models.cuda.graph_runner import GraphRunner
 from models.cuda.graphs import StepGraph, StepRow
 from models.kv_cache import KVCache
@@ -48,12 +47,10 @@ class GraphedSteps:
         max_rows: int,
         max_positions: int,
         widths: Sequence[int],
-        options: GraphOptions | None = None,
         leased: LeasedRounds | None = None,
         ahead: bool = False,
     ) -> None:
-        # Kernels launched one by one could fill the GPU's queue behind the one that waits.
-        self._ahead = ahead and widths[-1] > 1 and not (options and options.enforce_eager)
+        self._ahead = ahead and widths[-1] > 1
         self._runner = GraphRunner(
             model,
             kv,
@@ -62,7 +59,6 @@ class GraphedSteps:
             hooks=leased,
             post=True,
             mail=self._ahead,
-            options=options,
         )
         self._device, self._block_size = model.backend.device, kv.block_size
         self._leased = leased

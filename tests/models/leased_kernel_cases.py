@@ -22,6 +22,7 @@ from models.cuda.rounds.tables import RoundTables
 from ssd_pipe.drafting.candidates import AcceptanceCurve, ChainScores
 from ssd_pipe.engine import fanout
 from ssd_pipe.engine.hashing import extend_all
+from ssd_pipe.engine.partition import Share
 from ssd_pipe.sampling.noise import SHARED, row_keys
 
 K, ENTRIES, SLOTS, VOCAB = 3, 5, 4, 40
@@ -278,13 +279,16 @@ def test_random_rounds_follow_the_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "branches"), [(None, 6), ([2, 1, 0, 3], 6), (None, 200)], ids=str
+    ("limits", "branches", "workers"),
+    [(None, 6, 1), ([2, 1, 0, 3], 6, 1), (None, 200, 1), (None, 3, 2), ([2, 1, 0, 3], 2, 3)],
+    ids=str,
 )
 def test_the_gpu_chooses_the_branches_the_host_would(
-    limits: list[int] | None, branches: int
+    limits: list[int] | None, branches: int, workers: int
 ) -> None:
     """Two rows behind different lags; the tree's inputs are what ``GraphedDraft`` would load,
-    whatever the last tree left there, also where there is room for more than there are."""
+    whatever the last tree left there, also where there is room for more than there are, or where
+    other workers take most of them."""
     rng = np.random.default_rng(5)
     rows, width, n, steps = 2, K + 1, 16, 3
     scores = -np.sort(-rng.normal(size=(rows, width, n)) * 3).astype(np.float32)
@@ -327,9 +331,14 @@ def test_the_gpu_chooses_the_branches_the_host_would(
     )
     graph = SimpleNamespace(output=output, inputs=given, rows=rows, num_blocks=1, width=width)
     device = torch.device(DEVICE)
-    hooks = ForkHooks(rows, width, device, scratch, lambda r, b: tree, Follower(None, device))
+    hooks = ForkHooks(
+        rows, width, device, scratch, lambda r, b: tree, Follower(None, device), workers
+    )
     per_k = limits or [n] * width
-    choices = [ForkRow(firsts[i], budgets[i], tau[i], per_k) for i in range(rows)]
+    share = Share(workers - 1, workers)
+    choices = [
+        ForkRow(firsts[i], share.first(homes[i]), budgets[i], tau[i], per_k) for i in range(rows)
+    ]
     assert hooks.arm(choices) == 1
     hooks.tail(graph)
     box = hooks.box(graph)
@@ -348,13 +357,14 @@ def test_the_gpu_chooses_the_branches_the_host_would(
         )
         accept, weights = known.weights(tau[i], AcceptanceCurve())
         exclude = np.append(np.array(chain), -1)[:, None]
-        wanted = fanout.select_branches(
+        ranked = fanout.select_branches(
             np.where(known.tokens == exclude, -1, known.tokens),
             weights,
             accept,
             None if limits is None else limits[: len(chain) + 1],
             budgets[i],
         )
+        wanted = list(share.of(homes[i], ranked))
         packed = got["outcomes"][i].tolist()
         assert [(o >> 32, o & 0xFFFFFFFF) for o in packed if o >= 0] == wanted
         assert packed[len(wanted) :] == [-1] * (branches - len(wanted))

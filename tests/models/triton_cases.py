@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import multiprocessing
+import random
 import weakref
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ipc.messages.sampling import NoiseKey
 from ipc.messages.target import Ahead, RowAhead, SeqStart, StepPlan
@@ -36,10 +40,13 @@ from models.parallel import TensorParallel
 from models.registry import load_model
 from models.sequence_batch import build_batch
 from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
+from ssd_pipe.drafting import gpu_forks
+from ssd_pipe.drafting.gpu_forks import GpuForks
 from ssd_pipe.drafting.graphed_chains import GraphedChains
 from ssd_pipe.drafting.trunk import Feed, Trunk
 from ssd_pipe.engine.blocks import BlockTable
 from ssd_pipe.engine.effort import Effort
+from ssd_pipe.engine.speculation_cache import SpeculationCache
 from ssd_pipe.sampling import noise, shared_noise
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.verification.graphed import GraphedSteps
@@ -492,63 +499,82 @@ def test_rounds_on_graphs_emit_what_the_target_alone_does(
     assert emitted(mode, backend=backend(PLAIN), graphs=True) == emitted("ar")
 
 
-@pytest.mark.parametrize("allocation", ["confidence", "uniform"])
+@pytest.mark.parametrize(
+    ("allocation", "workers"), [("confidence", 1), ("uniform", 1), ("confidence", 2)]
+)
 def test_branches_that_the_gpu_chooses_are_those_that_the_host_would(
-    tmp_path: Path, allocation: str
+    tmp_path: Path, allocation: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that come and go, alone and together, with rounds of less effort between."""
     target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 16})
     draft = perturbed(target, tmp_path / "near", 0.15)
     config = graph_config(allocation=allocation)
+    config = replace(config, draft=replace(config.draft, workers=workers))
+    fork, forked = GpuForks.fork, Counter[bool]()
 
-    def published(by_gpu: bool) -> list[tuple[Any, ...]]:
+    def published(by_gpu: bool) -> list[Any]:
         pipeline = LocalPipeline(
             "ssd", target, draft, config, backend=backend(PLAIN), graphs=True, seed=2
         )
         pipeline.efforts = [pipeline.planner.effort, Effort(1, 3)]
-        said: list[tuple[Any, ...]] = []
-        speculator = pipeline.speculator
-        assert speculator is not None
-        cache, graphs = speculator._cache, speculator._passes.graphs
-        begin_round, publish_depth, pass_over = (
-            cache.begin_round,
-            cache.publish_depth,
-            cache.pass_over,
-        )
-        assert graphs is not None
-        assert graphs.forks is not None
-        fork, forked = graphs.forks.fork, 0
+        said: list[Any] = []
 
-        def counted(*given: Any) -> Any:
-            nonlocal forked
-            forked += by_gpu
-            return fork(*given) if by_gpu else None
+        def heard(cache: SpeculationCache, name: str) -> Callable[..., None]:
+            tell = getattr(cache, name)
 
-        def begin(slot: int, keys: Any, goals: Any = None) -> None:
-            said.append((slot, keys, goals))
-            begin_round(slot, keys, goals)
+            def told(*args: Any) -> None:
+                said.append((name, *(np.asarray(arg).tolist() for arg in args if arg is not None)))
+                tell(*args)
 
-        def publish(slot: int, depth: int, tokens: Any) -> None:
-            said.append((slot, depth, [int(t) for t in tokens]))
-            publish_depth(slot, depth, tokens)
+            return told
 
-        def passed(slot: int, prefix_hash: int) -> None:
-            said.append((slot, prefix_hash))
-            pass_over(slot, prefix_hash)
+        def counted(forks: GpuForks, *args: Any) -> Any:
+            found = fork(forks, *args) if by_gpu else None
+            forked[by_gpu] += found is not None
+            return found
 
-        cache.begin_round, cache.publish_depth, cache.pass_over = begin, publish, passed  # type: ignore[method-assign]
-        graphs.forks.fork = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(GpuForks, "fork", counted)
+        for speculator in pipeline.speculators:
+            for name in ("begin_round", "publish_depth", "pass_over"):
+                monkeypatch.setattr(speculator._cache, name, heard(speculator._cache, name))
         for rid, temperature in enumerate((0.0, 1.0, 0.7)):
             key = NoiseKey(seed=rid, temperature=temperature)
             pipeline.add(rid, random_tokens(3 + 2 * rid, 16, rid), 4 + 3 * rid, key)
         pipeline.run()
         assert pipeline.planner.counters.hits > 3
-        assert bool(forked) is by_gpu
         return said
 
     host = published(by_gpu=False)
     assert len(host) > 20
     assert published(by_gpu=True) == host
+    assert forked[True] > 3
+    assert forked[False] == 0
+
+
+def test_rounds_that_are_cut_short_leave_nothing_wrong_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every chain of a draft equal to its target is accepted, so each must be the one that was
+    asked for, though trees are left before their branches are known, or between two tokens."""
+    target = make_tiny(tmp_path, "llama", **SMALL | {"vocab_size": 16})
+    rng, cut, wait = random.Random(3), Counter[bool](), gpu_forks.wait_until
+
+    def interrupted(done: Callable[[], bool], *interrupt: Callable[[], bool]) -> bool:
+        leave = bool(interrupt) and rng.random() < 0.3
+        cut[leave] += bool(interrupt)
+        return not leave and wait(done, *interrupt)
+
+    monkeypatch.setattr(gpu_forks, "wait_until", interrupted)
+    pipeline = LocalPipeline(
+        "ssd", target, target, graph_config(), backend=backend(PLAIN), graphs=True, haste=0.1
+    )
+    for rid, temperature in enumerate((0.0, 1.0, 0.7)):
+        key = NoiseKey(seed=rid, temperature=temperature)
+        pipeline.add(rid, random_tokens(4 + rid, 16, rid), 26, key)
+    pipeline.run()
+    counters = pipeline.planner.counters
+    assert min(cut[True], cut[False], counters.hits) > 5
+    assert counters.accepted == counters.drafted > 0
 
 
 def test_two_ranks_on_graphs_choose_alike_and_as_one_does(tmp_path: Path) -> None:

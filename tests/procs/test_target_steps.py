@@ -209,7 +209,7 @@ class Chain:
 
 @pytest.fixture
 def chain(tmp_path: Path, shm_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Chain]:
-    monkeypatch.setattr(target_steps, "GROWTH_PATIENCE_NS", int(DEADLINE * 1e9))
+    monkeypatch.setattr(target_steps, "PATIENCE_NS", int(DEADLINE * 1e9))
     with RunDir.create(shm_dir, "r") as rundir:
         yield Chain(make_tiny(tmp_path, vocab_size=61), rundir)
 
@@ -236,6 +236,7 @@ def test_branches_that_are_late_are_waited_for(
     def looked_for(cache: PartitionedCache, slot: int, prefix_hash: int) -> bool:
         nonlocal looks
         looks += 1
+        assert not chain.part.reader_waits  # the draft is to go on
         if looks == 3:
             chain.part.begin_round(0, [(PREFIX, 0 if hit else 1, chain.outcome)], [K])
             chain.publish(1)
@@ -271,7 +272,7 @@ def test_a_wait_ends_when_the_process_is_to_stop(chain: Chain) -> None:
 
 
 def test_nobody_waits_long_for_a_chain(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_steps, "GROWTH_PATIENCE_NS", 1_000_000)
+    monkeypatch.setattr(target_steps, "PATIENCE_NS", 1_000_000)
     [result] = chain.decode(0b1)
     assert not result.found
     assert result.waited_ns - result.looked_up_ns >= 1_000_000

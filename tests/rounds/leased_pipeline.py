@@ -24,7 +24,7 @@ from models.cuda.rounds.layout import table_words
 from models.cuda.rounds.publish import TreePublisher
 from models.cuda.rounds.tables import RoundTables
 from ssd_pipe.config import PipelineConfig, branch_budget
-from ssd_pipe.drafting.gpu_forks import Ahead, GpuForks
+from ssd_pipe.drafting.gpu_forks import GlueAhead, GpuForks
 from ssd_pipe.drafting.leased import RecordPlans
 from ssd_pipe.engine.leases import Leased, Leases
 from ssd_pipe.engine.step import Emission, Step
@@ -202,7 +202,7 @@ class LeasedPipeline(LocalPipeline):
             while due:
                 go_ahead(*due.pop())
 
-        def resolved(number: int = 0) -> Ahead | None:
+        def resolved(number: int = 0) -> GlueAhead | None:
             ahead = resolve(number)
             if ahead is not None:
                 self.verdicts[ahead.verdict.name] += 1

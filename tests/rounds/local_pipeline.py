@@ -165,6 +165,7 @@ class LocalPipeline:
                 limit,
                 hooks=publisher,
                 follower=follower,
+                workers=share.workers,
             )
         manager = BlockManager(blocks, size)
         self.all_draft_blocks.append(manager)

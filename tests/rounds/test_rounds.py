@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from ipc.messages.draft import DraftPlan
 from ipc.messages.sampling import NoiseKey
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from ssd_pipe.config import PipelineConfig, config_from_mapping
+from ssd_pipe.engine.blocks import BlockTable
 from ssd_pipe.engine.effort import OFF, Effort, neighbours
 from ssd_pipe.sampling.shared_noise import judge
 from tests.rounds.local_pipeline import LocalPipeline
@@ -244,3 +247,43 @@ def test_a_branch_knows_how_deep_it_will_get(target: Path, drafts: dict[str, Pat
     assert goals == sorted(goals, reverse=True)
     assert goals[0] == 4
     assert goals[-1] == 1
+
+
+@pytest.mark.parametrize(("workers", "scarce"), [(1, True), (2, False)])
+def test_a_row_without_branches_is_announced_too(
+    target: Path, drafts: dict[str, Path], workers: int, scarce: bool
+) -> None:
+    """Whoever looks for them must learn that none will come: of a trunk that cannot grow, and of a
+    worker whose share is empty."""
+    config = settings()
+    config = replace(config, draft=replace(config.draft, workers=workers))
+    pipeline = LocalPipeline("ssd", target, drafts["near"], config, blocks=400)
+    assert pipeline.cache is not None
+    assert pipeline.speculator is not None
+    plans: list[DraftPlan] = []
+    apply = pipeline.speculator.apply
+
+    def noted(plan: DraftPlan) -> None:
+        plans.append(plan)
+        apply(plan)
+
+    pipeline.speculator.apply = noted  # type: ignore[method-assign]
+    pipeline.efforts = [Effort(2, 1)]
+    prompt = prompts(1)[0]
+    pipeline.add(0, prompt, TOKENS)
+    without = 0
+    while pipeline.scheduler.has_work:
+        pipeline.step()
+        if scarce and len(plans) == 3:  # nothing is left for what the trunk has no blocks for yet
+            free = pipeline.draft_blocks.num_free
+            pipeline.draft_blocks.allocate(BlockTable(), [], [], num_tokens=free * 4)
+        for row in plans[-1].rows:
+            assert pipeline.cache.announced(row.slot, row.prefix_hash)
+            branches = [
+                token
+                for k in range(5)
+                for token in pipeline.cache.recovery_tokens(row.slot, row.prefix_hash, k)
+            ]
+            without += len(branches) < workers
+    assert without > 0
+    assert pipeline.outputs[0] == expected(target, tuple(prompt), NoiseKey(), TOKENS)

@@ -179,6 +179,8 @@ class Follower:
     """
 
     def __init__(self, tables: RoundTables | None, device: torch.device) -> None:
+        if tables is not None and (tables.control is None or tables.records is None):
+            raise ValueError("tables without records to follow")
         self._tables = tables
         self._box = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._words: np.ndarray = self._box.numpy()
@@ -199,12 +201,11 @@ class Follower:
             options: int32 [K + 1, K + 1]; row n are the limits for a chain of n tokens.
         """
         tables, width = self._tables, fed.tokens.shape[1]
-        records, control, rows, vocab, k = self._box, self._box, 1, 1, width - 1  # never looked at
-        if tables is not None:
-            if tables.control is None or tables.records is None:
-                raise ValueError("there are no records to follow")
-            records, control, rows = tables.records, tables.control, tables.max_rows
-            vocab, k = tables.vocab_size, tables.k
+        box, k = self._box, width - 1
+        records, control, rows, vocab = box, box, 1, 1  # nobody looks at them without records
+        if tables is not None and tables.records is not None and tables.control is not None:
+            records, control = tables.records, tables.control
+            rows, vocab, k = tables.max_rows, tables.vocab_size, tables.k
         _follow_kernel[(1,)](
             wanted,
             given,
