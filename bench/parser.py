@@ -107,7 +107,7 @@ def _size(made: argparse.ArgumentParser) -> None:
     size.add_argument("--batch", type=int, default=1, metavar="N", help="requests at a time (1)")
     size.add_argument("--temperature", type=float, default=0.0, help="of the requests (0)")
     size.add_argument("--seed", type=int, default=1, help="of a set's first prompt (1)")
-    size.add_argument("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
+    size.add_argument("--ignore-eos", action="store_true", help="go on after an EOS token")
 
 
 def _prompts(made: argparse.ArgumentParser) -> None:

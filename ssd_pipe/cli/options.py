@@ -217,7 +217,8 @@ sampling_options = expand(
             Annotated[
                 float,
                 typer.Option(
-                    "--presence-penalty", help="taken off the logits of tokens in the answer, -2 to 2"
+                    "--presence-penalty",
+                    help="taken off logits of tokens in the answer, -2 to 2",
                 ),
             ],
             0.0,
@@ -226,9 +227,7 @@ sampling_options = expand(
             "frequency_penalty",
             Annotated[
                 float,
-                typer.Option(
-                    "--frequency-penalty", help="the same for each occurrence, -2 to 2"
-                ),
+                typer.Option("--frequency-penalty", help="the same for each occurrence, -2 to 2"),
             ],
             0.0,
         ),
