@@ -207,25 +207,34 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         "draft GPUs, by batch size. Shapes with random weights and SYNTHETIC ACCEPTANCE.",
     )
     add = parser.add_argument
-    add("--gpus", type=int, default=8, help="of this machine; with --device cpu, processes")
+    add("--gpus", type=int, default=8, help="of this machine [8]; with --device cpu, processes")
     add("--tp", type=int, default=0, help="target ranks [largest power of two below --gpus]")
     add("--drafts", type=int, nargs="+", help="draft workers of ssd [1 2 4, as there are GPUs]")
-    add("--pairs", nargs="+", choices=PAIRS, default=["llama70b", "qwen32b"])
-    add("--engines", nargs="+", choices=("ar", "sd", "ssd"), default=["ar", "sd", "ssd"])
-    add("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    add(
+        "--pairs",
+        nargs="+",
+        choices=PAIRS,
+        default=["llama70b", "qwen32b"],
+        help="shapes of target and draft [llama70b qwen32b]",
+    )
+    modes = ["ar", "sd", "ssd"]
+    add("--engines", nargs="+", choices=modes, default=modes, help="[ar sd ssd]")
+    add("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="[1 2 4 8 16]")
     add("--k-sd", type=int, nargs="+", help="draft tokens a round, every one is run")
     add("--k-ssd", type=int, nargs="+", help="likewise")
     add("--branches", type=int, default=0, help="of a row, all workers together [3 (k + 1)]")
     add("--trace", type=Path, nargs="+", default=[], help="recorded acceptance to replay as well")
     add("--no-published", action="store_true", help="traces only")
-    add("--prompt-tokens", type=int, default=200)
-    add("--tokens", type=int, default=256, help="of each request")
-    add("--waves", type=int, default=2, help="batches of each size")
-    add("--device", choices=("cuda", "cpu"), default="cuda")
-    add("--ready-timeout", type=float, default=280.0)
-    add("--shm-dir", default="/dev/shm")
-    add("--log-dir", type=Path, default=Path(gettempdir()) / "ssd-paper-run")
-    add("--output", type=Path, default=Path("bench/results/paper-run.json"))
+    add("--prompt-tokens", type=int, default=200, help="of each request [200]")
+    add("--tokens", type=int, default=256, help="of each answer [256]")
+    add("--waves", type=int, default=2, help="batches of each size [2]")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="of all models [cuda]")
+    add("--ready-timeout", type=float, default=280.0, help="run.ready_timeout [280]")
+    add("--shm-dir", default="/dev/shm", help="run.shm_dir [/dev/shm]")
+    logs = Path(gettempdir()) / "ssd-paper-run"
+    add("--log-dir", type=Path, default=logs, help=f"run.log_dir [{logs}]")
+    results = Path("bench/results/paper-run.json")
+    add("--output", type=Path, default=results, help=f"results file (JSON) [{results}]")
     add("--resume", action="store_true", help="keep what --output has, run what it lacks")
     args = parser.parse_args(given)
     tp = args.tp or target_ranks(args.gpus)

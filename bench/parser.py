@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from bench.build import ENGINES, USUAL
-from bench.fan_out import Grid
+from bench.fan_out import ALLOCATIONS, RULES, Grid
 from bench.lists import integers, names, numbers
 
 COMMANDS = (
-    "Other commands: bench compare A.json B.json, bench plot RESULT.json, bench gpu-table "
-    "(each has --help)."
+    "Other commands: bench --load, bench compare A.json B.json, bench plot RESULT.json, "
+    "bench gpu-table (each has --help)."
 )
 
 
@@ -27,10 +27,34 @@ def parser() -> argparse.ArgumentParser:
     _prompts(made)
     _engines(made)
     grid, default = made.add_argument_group("fan-out table"), Grid()
-    grid.add_argument("--allocations", type=names, default=default.allocations, metavar="LIST")
-    grid.add_argument("--rules", type=names, default=default.rules, metavar="LIST")
-    grid.add_argument("--temperatures", type=numbers, default=default.temperatures, metavar="LIST")
-    grid.add_argument("--budgets", type=integers, default=default.budgets, metavar="LIST")
+    grid.add_argument(
+        "--allocations",
+        type=names,
+        default=default.allocations,
+        metavar="LIST",
+        help=f"of {','.join(ALLOCATIONS)} (all)",
+    )
+    grid.add_argument(
+        "--rules",
+        type=names,
+        default=default.rules,
+        metavar="LIST",
+        help=f"of {','.join(RULES)} (all)",
+    )
+    grid.add_argument(
+        "--temperatures",
+        type=numbers,
+        default=default.temperatures,
+        metavar="LIST",
+        help="of the requests (0,1)",
+    )
+    grid.add_argument(
+        "--budgets",
+        type=integers,
+        default=default.budgets,
+        metavar="LIST",
+        help="branches of a round (12,18)",
+    )
     _settings(made)
     _output(made)
     return made
@@ -83,7 +107,7 @@ def _size(made: argparse.ArgumentParser) -> None:
     size.add_argument("--batch", type=int, default=1, metavar="N", help="requests at a time (1)")
     size.add_argument("--temperature", type=float, default=0.0, help="of the requests (0)")
     size.add_argument("--seed", type=int, default=1, help="of a set's first prompt (1)")
-    size.add_argument("--ignore-eos", action="store_true")
+    size.add_argument("--ignore-eos", action="store_true", help="go on after an EOS token")
 
 
 def _prompts(made: argparse.ArgumentParser) -> None:
@@ -124,15 +148,15 @@ def _engines(made: argparse.ArgumentParser) -> None:
 def _settings(made: argparse.ArgumentParser) -> None:
     setting = made.add_argument_group("settings of the pipeline")
     setting.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    setting.add_argument("--target", metavar="MODEL")
-    setting.add_argument("--draft", metavar="MODEL")
-    setting.add_argument("--tp", type=int)
-    setting.add_argument("--k", type=int)
-    setting.add_argument("--fan-out", metavar="N|LIST")
-    setting.add_argument("--allocation", metavar="NAME")
-    setting.add_argument("--rule", metavar="NAME")
-    setting.add_argument("--backup", metavar="NAME")
-    setting.add_argument("--log-dir", metavar="DIR")
+    setting.add_argument("--target", metavar="MODEL", help="folder, hub id or built-in name")
+    setting.add_argument("--draft", metavar="MODEL", help="likewise")
+    setting.add_argument("--tp", type=int, metavar="N", help="tensor-parallel target processes")
+    setting.add_argument("--k", type=int, metavar="K", help="draft tokens a round")
+    setting.add_argument("--fan-out", metavar="N|LIST", help="branches per accepted length")
+    setting.add_argument("--allocation", metavar="NAME", help="how the branches are split")
+    setting.add_argument("--rule", metavar="NAME", help="how proposals are judged")
+    setting.add_argument("--backup", metavar="NAME", help="what makes the chain on a miss")
+    setting.add_argument("--log-dir", metavar="DIR", help="parent of the runs' log folders")
     setting.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting"
     )

@@ -77,8 +77,8 @@ class TargetSection(ModelSection, frozen=True, kw_only=True):
     Attributes:
         tp: tensor-parallel worker processes.
         pad_steps: on a GPU, run a decoding step of ar with as many (padded) tokens a row as a
-            verification of sd and ssd has, so that all three add in the same order. Costs a few
-            per cent; without it their greedy tokens can part where two logits are almost equal.
+            verification of sd and ssd has. Steps of up to 32 tokens add in the same order anyway;
+            with it wider steps of the three modes do so too. Costs a few per cent.
     """
 
     model: str = "smollm2-135m-instruct"
@@ -108,7 +108,8 @@ class SpeculationSection(Section, frozen=True, kw_only=True):
         disable_by_batch_size: speculate only while at most so many sequences run; 0 = always.
         k: draft tokens a round.
         fan_out: branches per accepted length: a number (the budget is number * (k + 1)) or a
-            list of k + 1 counts.
+            list of k + 1 counts; each at most MAX_FAN_OUT, their sum at least one for each draft
+            worker and at most MAX_BRANCHES for each.
         fan_out_miss: the same after a miss; None = as fan_out.
         allocation: how the budget is split over accepted lengths; "fixed" takes a list as it is.
         rule: how proposals are judged.

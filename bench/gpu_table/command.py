@@ -116,6 +116,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
         prog="python -m bench.gpu_table",
         description="Measures everything that has a goal on two GPUs and prints one table. With "
         "--minutes and --resume it can be had in several calls.",
+        epilog="ssd-pipe bench gpu-table is the same.",
     )
     add = parser.add_argument
     add("--only", nargs="+", default=[], metavar="NAME", help="rows, or parts with all their rows")
@@ -130,8 +131,10 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
         help="any setting of the pipelines, repeatable",
     )
     add("--list", action="store_true", help="print parts, usual times, rows and commands; run none")
-    add("--log-dir", type=Path, default=Path(gettempdir()) / "ssd-gpu-table")
-    add("--output", type=Path, default=Path("bench/results/gpu-table.json"))
+    folder = Path(gettempdir()) / "ssd-gpu-table"
+    add("--log-dir", type=Path, default=folder, help=f"what the parts print [{folder}]")
+    results = Path("bench/results/gpu-table.json")
+    add("--output", type=Path, default=results, help=f"results file (JSON) [{results}]")
     args = parser.parse_args(given)
     if args.minutes < 0:
         raise ConfigError("--minutes", f"must be at least 0, got {args.minutes:g}")

@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     server.add_argument("--url", default="", help="OpenAI-compatible server, ours or another's")
     server.add_argument("--model", default="", help="its name there (the first it offers)")
-    server.add_argument("--api-key", default="", metavar="KEY")
+    server.add_argument("--api-key", default="", metavar="KEY", help="of the server at --url")
     server.add_argument("--endpoint", default="", metavar="ADDRESS", help="ZeroMQ, of a pipeline")
     server.add_argument("--run", default="", metavar="NAME", help="of a running pipeline")
     arrivals = parser.add_argument_group("arrivals")
@@ -159,15 +159,17 @@ def _parser() -> argparse.ArgumentParser:
     arrivals.add_argument("--repeats", type=int, default=1, metavar="N", help="passes (1)")
     arrivals.add_argument("--seed", type=int, default=1, help="of arrivals and sampling (1)")
     request = parser.add_argument_group("requests")
-    request.add_argument("--prompt-set", default="humaneval-style", metavar="NAME")
+    request.add_argument(
+        "--prompt-set", default="humaneval-style", metavar="NAME", help="(humaneval-style)"
+    )
     request.add_argument("--tokens", type=int, default=128, metavar="N", help="of an answer (128)")
     request.add_argument("--temperature", type=float, default=0.0, help="(0)")
     request.add_argument("--stop-at-eos", action="store_true", help="else answers have all tokens")
     setting = parser.add_argument_group("settings of started pipelines")
     setting.add_argument("--config", type=Path, metavar="FILE", help="TOML file")
-    setting.add_argument("--target", metavar="MODEL")
-    setting.add_argument("--draft", metavar="MODEL")
-    setting.add_argument("--log-dir", metavar="DIR")
+    setting.add_argument("--target", metavar="MODEL", help="folder, hub id or built-in name")
+    setting.add_argument("--draft", metavar="MODEL", help="likewise")
+    setting.add_argument("--log-dir", metavar="DIR", help="parent of the runs' log folders")
     setting.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting"
     )

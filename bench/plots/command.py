@@ -22,8 +22,12 @@ def main(arguments: Sequence[str]) -> int:
         "decides which: speed by data set; acceptance, hit rate and miss rate over the axes of a "
         "sweep; throughput against latency over the batch.",
     )
-    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument(
+        "results", type=Path, nargs="+", metavar="RESULT.json", help="of ssd-pipe bench"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder for what is drawn"
+    )
     given = parser.parse_args(arguments)
     results = [read(path) for path in given.results]
     pictures = [picture for kind in KINDS for picture in kind.pictures(results)]

@@ -51,7 +51,8 @@ def _body(kind: type) -> RequestBody:
 def answers(kind: type) -> dict[int, ResponseSpec]:
     """What a generating route may answer."""
     texts = {400: "invalid", 401: "no valid API key", 404: "unknown model", 413: "too large"}
-    texts |= {429: "too many requests", 503: "the pipeline cannot serve", 504: "out of time"}
+    texts |= {415: "not JSON", 429: "too many requests"}
+    texts |= {503: "the pipeline cannot serve", 504: "out of time"}
     errors = {
         status: ResponseSpec(ErrorBody, description=text, generate_examples=False)
         for status, text in texts.items()

@@ -57,7 +57,12 @@ SETTINGS = (
         str,
         "for timing: accept draft tokens at this RATE, or as this FILE says",
     ),
-    Setting("--load-format", "target.load_format", LoadFormat, "target weights"),
+    Setting(
+        "--load-format",
+        "target.load_format",
+        LoadFormat,
+        "the target's weights: its safetensors files, or dummy (random) ones",
+    ),
     Setting("--tp", "target.tp", int, "tensor-parallel target processes"),
     Setting("--target", "target.model", str, "target model: folder, hub id or built-in name"),
     Setting("--draft", "draft.model", str, "draft model, likewise"),
@@ -169,20 +174,76 @@ sampling_options = expand(
                 ),
             ],
         ),
-        option("temperature", Annotated[float, typer.Option(help="0 is greedy")], 0.0),
-        option("top_p", Annotated[float, typer.Option("--top-p")], 1.0),
-        option("top_k", Annotated[int, typer.Option("--top-k", help="0 or -1 = off")], 0),
-        option("min_p", Annotated[float, typer.Option("--min-p")], 0.0),
+        option("temperature", Annotated[float, typer.Option(help="0 = greedy")], 0.0),
         option(
-            "repetition_penalty",
-            Annotated[float, typer.Option("--repetition-penalty", help="1 = off")],
+            "top_p",
+            Annotated[
+                float,
+                typer.Option("--top-p", help="keep the likeliest tokens up to this sum; 1 = off"),
+            ],
             1.0,
         ),
-        option("presence_penalty", Annotated[float, typer.Option("--presence-penalty")], 0.0),
-        option("frequency_penalty", Annotated[float, typer.Option("--frequency-penalty")], 0.0),
-        option("min_tokens", Annotated[int, typer.Option("--min-tokens")], 0),
+        option(
+            "top_k",
+            Annotated[
+                int,
+                typer.Option("--top-k", help="keep so many of the likeliest tokens; 0 or -1 = off"),
+            ],
+            0,
+        ),
+        option(
+            "min_p",
+            Annotated[
+                float,
+                typer.Option(
+                    "--min-p", help="drop tokens below this share of the likeliest one; 0 = off"
+                ),
+            ],
+            0.0,
+        ),
+        option(
+            "repetition_penalty",
+            Annotated[
+                float,
+                typer.Option(
+                    "--repetition-penalty",
+                    help="above 1 = less of what is in prompt or answer; 1 = off",
+                ),
+            ],
+            1.0,
+        ),
+        option(
+            "presence_penalty",
+            Annotated[
+                float,
+                typer.Option(
+                    "--presence-penalty",
+                    help="taken off logits of tokens in the answer, -2 to 2",
+                ),
+            ],
+            0.0,
+        ),
+        option(
+            "frequency_penalty",
+            Annotated[
+                float,
+                typer.Option("--frequency-penalty", help="the same for each occurrence, -2 to 2"),
+            ],
+            0.0,
+        ),
+        option(
+            "min_tokens",
+            Annotated[int, typer.Option("--min-tokens", help="no end before so many tokens")],
+            0,
+        ),
         option("seed", Annotated[int | None, typer.Option(help="same seed, same answer")]),
-        option("ignore_eos", Annotated[bool, typer.Option("--ignore-eos")], False),
+        option(
+            "ignore_eos",
+            Annotated[
+                bool, typer.Option("--ignore-eos", help="go on after an end-of-sequence token")
+            ],
+            False,
+        ),
         option("timeout", Annotated[float | None, typer.Option(help="seconds, then give up")]),
         option("stop", Annotated[list[str], typer.Option(help="stop text, repeatable")], []),
     ],

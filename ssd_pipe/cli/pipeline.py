@@ -103,7 +103,7 @@ def run(
 def demo(
     source: ConfigSource,
     prompt: Annotated[str, typer.Argument(help="what to ask")] = DEMO_PROMPT,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1)] = 160,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="of the answer")] = 160,
     pull: Pull = True,
 ) -> int:
     """Start a pipeline, stream one answer to the terminal, print its numbers, shut down."""
