@@ -88,10 +88,10 @@ PARTS = (
     ),
     _pipeline(
         "smollm2",
-        75,
+        150,
         "smollm2",
-        "ar sd-2 sd-3 sd-4 sd-5 ssd-3-12 ssd-2-18 ssd-3-18 ssd-4-18 ssd-5-18",
-        *("--prompts", "8", "--tokens", "256"),
+        "ar sd-2 sd-3 sd-4 sd-5 ssd-3-12 ssd-3-18 ssd-4-18 ssd-5-18",
+        *("--one-by-one", "--prompts", "8", "--tokens", "256"),
     ),
     _pipeline(
         "host",
