@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import httpx
-
 from ipc.messages.client import ChatMessage
-from ssd_pipe.errors import ConfigError, PeerLost, RequestError
+from ssd_pipe.openai_api import OpenAIApi
 from ssd_pipe.params import SamplingParams
-from ssd_pipe.server_stream import ServerStream, refusal
+from ssd_pipe.server_stream import ServerStream
 
-CONNECT_TIMEOUT, READ_TIMEOUT = 5.0, 300.0  # seconds; a long prompt makes the first token late
 _PLAIN = ("temperature", "top_p")
 _IF_SET = (
     "n",
@@ -46,23 +43,10 @@ class OpenAIServer:
     """
 
     def __init__(self, url: str, model: str = "", api_key: str = "", limited: bool = True) -> None:
-        try:
-            parts = httpx.URL(url)
-        except httpx.InvalidURL:
-            parts = httpx.URL()
-        if parts.scheme not in ("http", "https") or not parts.host:
-            raise ConfigError("--url", f"must look like http://HOST:PORT/v1, got {url!r}")
-        if parts.path in ("", "/"):
-            parts = parts.copy_with(path="/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.url = str(parts).rstrip("/")
         self._plain = (*_PLAIN, "max_tokens") if limited else _PLAIN
-        self._http = httpx.Client(
-            headers=headers, timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
-        )
-        self.model = model
+        self._api = OpenAIApi(url, model, api_key)
         try:
-            self.model = model or self._first_model()
+            self.model = self._api.find_model()
         except BaseException:
             self.close()
             raise
@@ -94,7 +78,7 @@ class OpenAIServer:
 
     def close(self) -> None:
         """Disconnect; idempotent."""
-        self._http.close()
+        self._api.close()
 
     def __enter__(self) -> OpenAIServer:
         return self
@@ -108,37 +92,11 @@ class OpenAIServer:
         self.close()
 
     def _ask(self, route: str, body: dict[str, Any], params: SamplingParams) -> ServerStream:
-        body |= {"model": self.model, "stream": True, "stream_options": {"include_usage": True}}
+        body["stream_options"] = {"include_usage": True}
         for name in _IF_SET:
             if getattr(params, name) != getattr(_DEFAULTS, name):
                 body[name] = getattr(params, name)
         if params.stop:
             body["stop"] = list(params.stop)
         asked = time.monotonic()
-        try:
-            request = self._http.build_request("POST", f"{self.url}/{route}", json=body)
-        except UnicodeEncodeError:  # surrogates: what was typed is not UTF-8
-            raise RequestError(400, "the text is not valid Unicode") from None
-        return ServerStream(self._send(request, stream=True), asked, params.n)
-
-    def _first_model(self) -> str:
-        reply = self._send(self._http.build_request("GET", f"{self.url}/models"))
-        try:
-            return str(reply.json()["data"][0]["id"])
-        except (ValueError, LookupError, TypeError):
-            raise PeerLost(f"{self.url}/models: not an OpenAI-compatible server") from None
-
-    def _send(self, request: httpx.Request, stream: bool = False) -> httpx.Response:
-        try:
-            response = self._http.send(request, stream=stream)
-            if response.is_error:
-                response.read()
-        except httpx.HTTPError as error:
-            raise PeerLost(f"{self.url}: {error or type(error).__name__}") from None
-        if response.is_error:
-            try:
-                told = response.json()
-            except ValueError:
-                told = None
-            raise refusal(told, response.status_code, response.reason_phrase)
-        return response
+        return ServerStream(self._api.ask(route, body), asked, params.n)

@@ -5,48 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
-import msgspec
 
 from ipc.messages.client import Chunk, RequestMetrics
-from ssd_pipe.errors import PeerLost, RequestError
+from ssd_pipe.errors import PeerLost
+from ssd_pipe.openai_api import Event, Said, Usage, events
 
 
 class ServerChunk(Chunk, frozen=True, kw_only=True):
     """A chunk of a server's. ``reasoning``: what the model thought, which is none of the text."""
 
     reasoning: str = ""
-
-
-class _Said(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None  # newer vLLM's and Ollama's name of it
-
-
-class _Choice(msgspec.Struct):
-    index: int | None = None
-    delta: _Said | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Event(msgspec.Struct):
-    """What is read of an event; whatever else a server says in it is passed over."""
-
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_DECODER = msgspec.json.Decoder(_Event)
 
 
 class ServerStream:
@@ -59,10 +29,10 @@ class ServerStream:
 
     def __init__(self, response: httpx.Response, asked: float, answers: int = 1) -> None:
         self._response = response
-        self._lines = _lines(response)
+        self._events = events(response, answers)
         self._asked = asked
         self._first = self._last = 0.0
-        self._usage: _Usage | None = None
+        self._usage: Usage | None = None
         self._finish = [""] * answers
         self._open = set(range(answers))
         self._silent = set(range(answers))  # no event was of these yet
@@ -82,9 +52,6 @@ class ServerStream:
             elif (event := self._event()) is None:
                 self._check_all_came()
                 self._end("stop")
-            elif event.error:
-                self._close()
-                raise refusal({"error": event.error}, 503, "the answer broke off")
             else:
                 self._take(event)
         return self._ready.popleft()
@@ -93,26 +60,13 @@ class ServerStream:
         """End the answers; the last chunk of each that is not complete says "cancelled"."""
         self._cancelled = True
 
-    def _event(self) -> _Event | None:
-        """The next server-sent event's object, None at the end."""
+    def _event(self) -> Event | None:
+        """The next one, None at the end."""
         try:
-            for line in self._lines:
-                if not line.startswith(b"data:"):
-                    continue
-                data = line.removeprefix(b"data:").strip()
-                if data == b"[DONE]":
-                    return None
-                return _DECODER.decode(data)
-        except httpx.HTTPError as error:
+            return next(self._events, None)
+        except BaseException:
             self._close()
-            raise PeerLost(f"{self._response.url}: the answer broke off: {error}") from None
-        except msgspec.DecodeError as error:
-            self._close()
-            raise PeerLost(f"{self._response.url}: unreadable answer: {error}") from None
-        if all(self._finish):
-            return None
-        self._close()
-        raise PeerLost(f"{self._response.url}: the answer broke off")
+            raise
 
     def _check_all_came(self) -> None:
         if self._silent:
@@ -121,14 +75,14 @@ class ServerStream:
             told = f"gave {count - len(self._silent)} of the {count} answers it was asked for"
             raise PeerLost(f"{self._response.url}: the server {told}")
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: Event) -> None:
         self._usage = event.usage or self._usage
         for choice in event.choices or ():
             index = choice.index or 0
             if index not in self._open:
                 continue
             self._silent.discard(index)
-            said = choice.delta or _Said()
+            said = choice.delta or Said()
             text = said.content or choice.text or ""
             reasoning = said.reasoning_content or said.reasoning or ""
             if text or reasoning:
@@ -174,22 +128,3 @@ class ServerStream:
             total_time=time.monotonic() - self._asked,
             decode_rate=(used.completion_tokens - 1) / decoding if decoding > 0 else 0.0,
         )
-
-
-def _lines(response: httpx.Response) -> Iterator[bytes]:
-    """Lines of a stream of events, which may hold any character but these line ends.
-
-    (httpx's own lines also end at U+2028 and its like.)
-    """
-    rest = b""
-    for data in response.iter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
-    yield rest
-
-
-def refusal(told: Any, status: int, fallback: str) -> RequestError:
-    """The server's error object, or what its status says."""
-    error = told.get("error") if isinstance(told, dict) else None
-    message = error.get("message") if isinstance(error, dict) else error or fallback
-    return RequestError(status, f"the server answered: {message}")

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, Protocol
 
+import httpx
 import msgspec
 
 from bench.prompts import Prompt
 from ssd_pipe.async_client import AsyncClient
-from ssd_pipe.errors import ResourceError, SsdPipeError
+from ssd_pipe.errors import SsdPipeError
+from ssd_pipe.openai_api import (
+    UNLIMITED,
+    Event,
+    api_url,
+    async_events,
+    authorization,
+    first_model,
+    lost,
+    refusal,
+)
 from ssd_pipe.params import SamplingParams
 
 ROLES = ("user", "assistant")
@@ -93,43 +104,34 @@ class PipelineClient:
 
 
 class OpenAIClient:
-    """Any OpenAI-compatible server at ``url``; ``model`` empty = the first it offers.
+    """Any OpenAI-compatible server at ``url``; ``model`` empty = the first it lists.
 
-    Raises ResourceError if the openai package is not installed, or there is no server.
+    Raises ConfigError for a url that is none, PeerLost or RequestError on entering if the server
+    does not tell its models.
     """
 
     def __init__(self, url: str, model: str = "", api_key: str = "") -> None:
-        try:
-            self._openai: Any = importlib.import_module("openai")
-        except ModuleNotFoundError:
-            needed = "--url needs the openai package: pip install 'ssd-pipe[load]'"
-            raise ResourceError(needed) from None
-        base = url.rstrip("/")
-        self._url = base if base.endswith("/v1") else f"{base}/v1"
-        self._key = api_key or "none"
+        self.url = api_url(url)
         self.model = model
+        self._http = httpx.AsyncClient(
+            headers=authorization(api_key), timeout=None, limits=UNLIMITED
+        )
 
     async def __aenter__(self) -> OpenAIClient:
-        self._api = self._openai.AsyncOpenAI(
-            base_url=self._url, api_key=self._key, max_retries=0, timeout=None
-        )
-        if not self.model:
-            try:
-                offered = await self._api.models.list()
-            except self._openai.OpenAIError as error:
-                await self._api.close()
-                raise ResourceError(f"{self._url}: {error}") from None
-            if not offered.data:
-                raise ResourceError(f"{self._url} offers no model; name one: --model")
-            self.model = offered.data[0].id
+        try:
+            if not self.model:
+                self.model = first_model(await self._send("GET", "models"))
+        except BaseException:
+            await self._http.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._api.close()
+        await self._http.aclose()
 
     async def answer(self, prompt: Prompt, params: SamplingParams, sample: Sample) -> None:
         """See LoadClient."""
-        request: dict[str, Any] = {
+        body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
@@ -138,30 +140,43 @@ class OpenAIClient:
             "stream_options": {"include_usage": True},
         }
         if params.ignore_eos:
-            request["extra_body"] = {"ignore_eos": True}
+            body["ignore_eos"] = True
+        if prompt.text:
+            route, body["prompt"] = "completions", prompt.text
+        else:
+            route, body["messages"] = "chat/completions", messages(prompt)
         sample.sent = time.monotonic()
         try:
-            if prompt.text:
-                stream = await self._api.completions.create(prompt=prompt.text, **request)
-            else:
-                stream = await self._api.chat.completions.create(
-                    messages=messages(prompt), **request
-                )
-            async with stream:
-                async for chunk in stream:
-                    self._take(chunk, sample)
-        except self._openai.OpenAIError as error:
-            sample.error = str(error) or type(error).__name__
+            response = await self._send("POST", route, body)
+            async with aclosing(response):
+                async for event in async_events(response):
+                    self._take(event, sample)
+        except SsdPipeError as error:
+            sample.error = str(error)
         sample.ended = time.monotonic()
 
+    async def _send(
+        self, method: str, route: str, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        """The response to a request, read if there is no body."""
+        request = self._http.build_request(method, f"{self.url}/{route}", json=body)
+        try:
+            response = await self._http.send(request, stream=body is not None)
+            if response.is_error:
+                await response.aread()
+        except httpx.HTTPError as error:
+            raise lost(self.url, error) from None
+        if response.is_error:
+            raise refusal(response)
+        return response
+
     @staticmethod
-    def _take(chunk: Any, sample: Sample) -> None:
-        if chunk.usage is not None:
-            sample.prompt_tokens = chunk.usage.prompt_tokens
-            sample.output_tokens = chunk.usage.completion_tokens
-        for choice in chunk.choices:
-            delta = getattr(choice, "delta", None)
-            if choice.text if delta is None else delta.content:
+    def _take(event: Event, sample: Sample) -> None:
+        if event.usage is not None:
+            sample.prompt_tokens = event.usage.prompt_tokens or 0
+            sample.output_tokens = event.usage.completion_tokens or 0
+        for choice in event.choices or ():
+            if choice.text if choice.delta is None else choice.delta.content:
                 sample.arrivals.append(time.monotonic())
             sample.finish = choice.finish_reason or sample.finish
 

@@ -9,19 +9,18 @@ from tokenizing the text.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import httpx
-import msgspec
 
 from bench.engines import Answer
-from ssd_pipe.errors import PeerLost, RequestError
+from ssd_pipe.errors import RequestError
+from ssd_pipe.openai_api import OpenAIApi, events
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.text.tokenizer import Tokenizer
 
-TIMEOUT = 300.0  # seconds between two pieces of an answer
-CONNECTIONS = 512
 CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 OPTIONAL: tuple[dict[str, Any], ...] = (
     {"return_token_ids": True, "stream_options": CONTINUOUS, "ignore_eos": True},
@@ -30,24 +29,6 @@ OPTIONAL: tuple[dict[str, Any], ...] = (
     {"stream_options": {"include_usage": True}},
 )
 """What to ask for beyond OpenAI's fields; a server that refuses one kind is asked the next."""
-
-
-class Choice(msgspec.Struct):
-    text: str = ""
-    finish_reason: str | None = None
-    token_ids: list[int] | None = None
-
-
-class Usage(msgspec.Struct):
-    completion_tokens: int | None = None
-
-
-class Piece(msgspec.Struct):
-    """One event of a streamed completion; ``error`` ends it."""
-
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: Any = None
 
 
 class Completions:
@@ -60,39 +41,22 @@ class Completions:
     """
 
     def __init__(self, url: str, model: str, key: str, tokenizer: Tokenizer) -> None:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        limits = httpx.Limits(max_connections=CONNECTIONS)
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, limits=limits)
-        self._model = model
+        self._api = OpenAIApi(url, model, key)
+        self._root = self._api.url.removesuffix("/v1")
         self._tokenizer = tokenizer
         self._asking = 0
 
     def healthy(self) -> bool:
         """Whether ``/health`` answers 200 now."""
-        try:
-            return self._http.get("/health", timeout=5.0).status_code == 200
-        except httpx.HTTPError:
-            return False
+        return self._look("/health", 5.0) is not None
 
     def metrics(self) -> str:
         """``/metrics`` as it is; empty if the server has none."""
-        try:
-            response = self._http.get("/metrics", timeout=10.0)
-        except httpx.HTTPError:
-            return ""
-        return response.text if response.status_code == 200 else ""
+        return self._look("/metrics", 10.0) or ""
 
     def find_model(self) -> str:
         """The model's name. Raises RequestError or PeerLost."""
-        if not self._model:
-            try:
-                response = self._http.get("/v1/models")
-                self._model = response.json()["data"][0]["id"]
-            except httpx.HTTPError as error:
-                raise PeerLost(f"{self._http.base_url}: {error}") from None
-            except (ValueError, LookupError, TypeError):
-                raise RequestError(502, f"{self._http.base_url}v1/models: no model") from None
-        return self._model
+        return self._api.find_model()
 
     def generate(self, tokens: Sequence[int], params: SamplingParams) -> Answer:
         """One answer. Raises RequestError if it is refused, PeerLost if the server goes away."""
@@ -109,14 +73,13 @@ class Completions:
                 return answer
 
     def close(self) -> None:
-        self._http.close()
+        self._api.close()
 
     def _generate(
         self, tokens: Sequence[int], params: SamplingParams, optional: dict[str, Any]
     ) -> Answer:
-        body = {"model": self.find_model(), "prompt": list(tokens), "stream": True}
-        body |= {"max_tokens": params.max_tokens, "temperature": params.temperature}
-        body |= {"top_p": params.top_p, "seed": params.seed}
+        body: dict[str, Any] = {"prompt": list(tokens), "max_tokens": params.max_tokens}
+        body |= {"temperature": params.temperature, "top_p": params.top_p, "seed": params.seed}
         body |= optional
         if not params.ignore_eos:
             body.pop("ignore_eos", None)
@@ -124,39 +87,32 @@ class Completions:
             raise RequestError(400, "the server does not know ignore_eos", "ignore_eos")
         answer = Answer(started=time.monotonic(), arrivals=[], tokens=[], finish="")
         counted, text = 0, ""
-        for piece in self._pieces(body):
-            now = time.monotonic()
-            if piece.error is not None:
-                raise RequestError(502, f"the server broke off: {piece.error}")
-            ids: list[int] = []
-            for choice in piece.choices:
-                ids += choice.token_ids or []
-                text += choice.text
-                answer.finish = choice.finish_reason or answer.finish
-            came = len(ids)
-            if not came and piece.usage is not None and piece.usage.completion_tokens:
-                came = piece.usage.completion_tokens - counted
-            elif not came and any(choice.text for choice in piece.choices) and not answer.tokens:
-                came = max(1, len(self._tokenizer.encode(text)) - counted)
-            if came > 0:
-                answer.arrivals.append((now, came))
-                counted += came
-            answer.tokens += ids
+        with closing(self._api.ask("completions", body)) as response:
+            for event in events(response):
+                now = time.monotonic()
+                choices = event.choices or []
+                ids: list[int] = []
+                for choice in choices:
+                    ids += choice.token_ids or []
+                    text += choice.text or ""
+                    answer.finish = choice.finish_reason or answer.finish
+                came = len(ids)
+                if not came and event.usage is not None and event.usage.completion_tokens:
+                    came = event.usage.completion_tokens - counted
+                elif not came and any(choice.text for choice in choices) and not answer.tokens:
+                    came = max(1, len(self._tokenizer.encode(text)) - counted)
+                if came > 0:
+                    answer.arrivals.append((now, came))
+                    counted += came
+                answer.tokens += ids
         if not answer.tokens:
             answer.tokens = self._tokenizer.encode(text)
         return answer
 
-    def _pieces(self, body: dict[str, Any]) -> Iterator[Piece]:
-        decoder = msgspec.json.Decoder(Piece)
+    def _look(self, path: str, timeout: float) -> str | None:
+        """A page of the server's, None if it has none."""
         try:
-            with self._http.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != 200:
-                    response.read()
-                    raise RequestError(response.status_code, response.text.strip()[:300])
-                for line in response.iter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        yield decoder.decode(line[6:])
-        except httpx.HTTPError as error:
-            raise PeerLost(f"{self._http.base_url}: {type(error).__name__}: {error}") from None
-        except msgspec.MsgspecError as error:
-            raise RequestError(502, f"{self._http.base_url}: no OpenAI format: {error}") from None
+            response = self._api.http.get(self._root + path, timeout=timeout)
+        except httpx.HTTPError:
+            return None
+        return response.text if response.status_code == 200 else None

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ from ssd_pipe.config_load import load
 from ssd_pipe.errors import ConfigError, PeerLost, RequestError
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.text.tokenizer import Tokenizer
+from tests.http.played_server import played
 from tests.pipelines import byte_model
 
 PROMPT = [10, 20, 30, 40]
@@ -104,47 +101,6 @@ def test_a_server_that_never_gets_healthy_is_given_up(model: Path) -> None:
         pass
 
 
-@contextmanager
-def plain_server(refused: tuple[str, ...], pieces: list[dict[str, Any]]) -> Iterator[str]:
-    """An HTTP server that streams ``pieces``, and refuses requests with certain fields."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            models = self.path == "/v1/models"
-            self._answer(200, {"data": [{"id": "m"}]} if models else {})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            fields = {**body, **body.get("stream_options", {})}
-            if any(name in fields for name in refused):
-                self._answer(400, {"error": "unknown field"})
-                return
-            lines = [f"data: {json.dumps(piece)}\n\n" for piece in pieces]
-            self._send(200, "".join([*lines, "data: [DONE]\n\n"]).encode())
-
-        def _answer(self, status: int, content: Any) -> None:
-            self._send(status, json.dumps(content).encode())
-
-        def _send(self, status: int, data: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def text(words: str, **more: Any) -> dict[str, Any]:
     return {"choices": [{"text": words, "finish_reason": more.pop("finish", None)}], **more}
 
@@ -155,8 +111,8 @@ def test_counts_come_from_usage_where_no_ids_come(model: Path) -> None:
         text("c", usage={"completion_tokens": 5}, finish="length"),
         {"choices": [], "usage": {"completion_tokens": 5}},
     ]
-    with plain_server(("return_token_ids",), pieces) as url:
-        client = Completions(url, "", "", Tokenizer.load(model))
+    with played(*pieces, refused=["return_token_ids"]) as place:
+        client = Completions(place.url, "", "", Tokenizer.load(model))
         answer = client.generate(PROMPT, SamplingParams(max_tokens=5))
         client.close()
     assert [count for _, count in answer.arrivals] == [2, 3]
@@ -166,8 +122,9 @@ def test_counts_come_from_usage_where_no_ids_come(model: Path) -> None:
 def test_counts_come_from_the_text_where_no_usage_comes(model: Path) -> None:
     tokenizer = Tokenizer.load(model)
     pieces = [text("ab"), text("c"), text("", finish="stop")]
-    with plain_server(("return_token_ids", "continuous_usage_stats", "ignore_eos"), pieces) as url:
-        client = Completions(url, "", "", tokenizer)
+    refused = ["return_token_ids", "continuous_usage_stats", "ignore_eos"]
+    with played(*pieces, refused=refused) as place:
+        client = Completions(place.url, "", "", tokenizer)
         answer = client.generate(PROMPT, SamplingParams(max_tokens=5))
         assert [count for _, count in answer.arrivals] == [2, 1]
         assert answer.tokens == tokenizer.encode("abc")
@@ -178,14 +135,16 @@ def test_counts_come_from_the_text_where_no_usage_comes(model: Path) -> None:
 
 def test_errors_of_a_server_are_one_line_each(model: Path) -> None:
     tokenizer = Tokenizer.load(model)
-    with plain_server((), [text("a"), {"error": {"message": "out of memory"}}]) as url:
+    with played(text("a"), {"error": {"message": "out of memory"}}) as place:
+        url = place.url
         client = Completions(url, "m", "", tokenizer)
-        with pytest.raises(RequestError, match=r"broke off: .*out of memory"):
+        assert client.healthy()
+        with pytest.raises(RequestError, match="the server answered: out of memory"):
             client.generate(PROMPT, GREEDY)
         client.close()
     client = Completions(url, "m", "", tokenizer)
     assert not client.healthy()
-    with pytest.raises(PeerLost, match="ConnectError"):
+    with pytest.raises(PeerLost, match=r"/v1: .*refused"):
         client.generate(PROMPT, GREEDY)
     client.close()
 
