@@ -22,12 +22,11 @@ from procs.runtime import Runtime
 from ssd_pipe.async_client import AsyncClient
 from ssd_pipe.dimensions import dimensions
 from ssd_pipe.endpoint import local_endpoint
-from ssd_pipe.gateway_address import BACKLOG, address, inherit_or_listen
+from ssd_pipe.gateway_address import BACKLOG, address, inherit_or_listen, is_public
 
 LAME_DUCK = 1.0  # seconds in which a gateway whose pipeline failed still says so
 LINGER = 1  # seconds open connections get at the end
 SPARE_FILES = 128  # descriptors besides connections
-LOOPBACK = ("127.", "::1", "localhost")
 
 
 def run(runtime: Runtime) -> None:
@@ -62,7 +61,7 @@ async def _serve(runtime: Runtime, listener: socket.socket, max_model_len: int) 
         end = asyncio.create_task(stopping.wait())
         keyed = bool(api_key(config.gateway))
         runtime.log.info("listening", url=url, model=service.model_name, api_key=keyed)
-        if not keyed and not config.gateway.host.startswith(LOOPBACK):
+        if not keyed and is_public(listener):
             runtime.log.warning("reachable from other machines without an API key", url=url)
         await asyncio.wait((serving, beating, end), return_when=asyncio.FIRST_COMPLETED)
         loop.remove_reader(runtime.stopping.fileno())

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 
+from ipc.curve import is_exposed
 from ssd_pipe.config import GatewaySection
 from ssd_pipe.errors import ResourceError
 
@@ -51,6 +52,12 @@ def address(gateway: GatewaySection, port: int) -> str:
     """Base URL, for clients, of the gateway that listens on ``port``."""
     host = usable_host(gateway.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_public(listener: socket.socket) -> bool:
+    """Whether other machines can reach a listening TCP socket."""
+    host, port = listener.getsockname()[:2]
+    return is_exposed(f"tcp://{host}:{port}")
 
 
 def usable_endpoint(endpoint: str) -> str:
