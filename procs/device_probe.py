@@ -23,9 +23,9 @@ from ipc.rundir import RunDir
 from ipc.shm_channel import ShmChannel
 from ipc.zmq_channel import ZmqChannel
 from models.cuda.transports import climb, ladder
-from procs.placement import physical_gpu
 from procs.runtime import Runtime
 from ssd_pipe.errors import PeerLost
+from ssd_pipe.gpu_assignment import physical_gpu
 
 LINK = "device-probe"
 CAPACITY = 1 << 16  # bytes a direction

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from ssd_pipe.config import PipelineConfig
+from ssd_pipe.gpu_assignment import VISIBLE, assign
 from ssd_pipe.gpu_count import usable_gpus
+from ssd_pipe.members import process_name
 
 
 def unsupported(config: PipelineConfig, device_type: str) -> str:
@@ -30,12 +34,24 @@ def unsupported(config: PipelineConfig, device_type: str) -> str:
 def describe(config: PipelineConfig) -> str:
     """For people: what this machine would do. Opens no memory."""
     gpus = usable_gpus()
-    reason = unsupported(config, "cuda" if gpus else "cpu")
-    if not reason and gpus < 2:
-        reason = "target and draft would share a GPU"
-    if not reason:
-        import torch
-
-        if not torch.cuda.can_device_access_peer(1, 0):
-            reason = "the GPUs cannot reach each other's memory"
+    reason = unsupported(config, "cuda" if gpus else "cpu") or _apart(config, gpus)
     return f"through the scheduler: {reason}" if reason else "leased, speculation cache on the GPU"
+
+
+def _apart(config: PipelineConfig, gpus: int) -> str:
+    """Why this machine's GPUs do not hold one target and one draft that reach each other; empty if
+    they do."""
+    found = assign(config, gpus, VISIBLE in os.environ)
+    target, draft = (found.get(process_name(config, role)) for role in ("target", "draft"))
+    if target is None or draft is None:
+        return f"the {'target' if target is None else 'draft'} computes on the CPU"
+    if max(target, draft) >= gpus:
+        return f"there is no cuda:{max(target, draft)}"
+    if target == draft:
+        return f"target and draft would share cuda:{target}"
+    import torch
+
+    for one, other in ((draft, target), (target, draft)):
+        if not torch.cuda.can_device_access_peer(one, other):
+            return f"cuda:{one} cannot reach the memory of cuda:{other}"
+    return ""

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from procs.placement import assign, physical_gpu, sharers
 from ssd_pipe.config import Mode, PipelineConfig, config_from_mapping
 from ssd_pipe.errors import ConfigError
+from ssd_pipe.gpu_assignment import assign, physical_gpu, sharers
 
 
 def config(

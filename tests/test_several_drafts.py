@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from procs.placement import assign
 from ssd_pipe.config_load import load
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.footprint import MIB, shared_bytes
+from ssd_pipe.gpu_assignment import assign
 from ssd_pipe.members import process_name, process_names
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.threads import process_cores, thread_count, worker_cores
