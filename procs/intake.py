@@ -46,7 +46,8 @@ class Intake:
     async def later(self, submit: Submit) -> Prepared:
         """The same on the thread. Raises RequestError (429) when too many wait for it."""
         if self._waiting >= self._max_waiting:
-            raise RequestError(429, "too many long prompts are waiting")
+            limit = f"scheduler.max_waiting = {self._max_waiting}"
+            raise RequestError(429, f"the line of long prompts is full ({limit})")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, self.now, submit)

@@ -137,7 +137,10 @@ class TreeStaging:
         factors = host["factors"].reshape(self._rows, self._width)
         for row, (table, temperature) in enumerate(zip(tables, temperatures, strict=True)):
             if row >= self._rows or len(table) > self._num_blocks:
-                raise ValueError(f"row {row}: {len(table)} blocks do not fit the graph")
+                raise ValueError(
+                    f"row {row} of {len(table)} blocks in a graph of {self._rows} rows of "
+                    f"{self._num_blocks}"
+                )
             host["tables"][row, : len(table)] = table
             factors[row] = 0.0 if temperature < GREEDY_BELOW else 1.0 / temperature
         self._load_home(home, np.empty(0, np.int64))
