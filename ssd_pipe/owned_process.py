@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import tomli_w
 
 from ipc.rundir import OWNED
 from ssd_pipe.config import PipelineConfig
@@ -48,18 +48,11 @@ def up_command(config: PipelineConfig, folder: Path) -> list[str]:
 def to_toml(config: PipelineConfig) -> str:
     """The configuration as the TOML file that gives it."""
     settings: dict[str, Any] = msgspec.to_builtins(config)
-    plain = {k: v for k, v in settings.items() if not isinstance(v, dict)}
-    lines = [f"{name} = {_toml_value(value)}" for name, value in plain.items()]
-    for section, values in settings.items():
-        if isinstance(values, dict):
-            lines.append(f"[{section}]")
-            lines += [f"{k} = {_toml_value(v)}" for k, v in values.items() if v is not None]
-    return "\n".join(lines) + "\n"
-
-
-def _toml_value(value: Any) -> str:
-    # JSON's strings, numbers, booleans and lists are TOML's, but for DEL, which TOML escapes
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    for section in settings.values():
+        if isinstance(section, dict):
+            for name in [name for name, value in section.items() if value is None]:
+                del section[name]  # TOML has no null, and None is what a missing one means
+    return tomli_w.dumps(settings)
 
 
 class OwnedProcess:
