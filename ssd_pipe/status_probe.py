@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 import zmq
 
+from ipc import sockets
 from ipc.messages.client import Ask, ServerMessage, StatusReply
+
+LARGEST = 1 << 20  # bytes; a status has a few thousand
 
 
 class StatusProbe:
@@ -19,14 +22,11 @@ class StatusProbe:
         self.answered = 0.0
         self.interval = interval
         self._asked = float("-inf")
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, 4)
+        self._socket = sockets.make(zmq.DEALER, hwm=4, max_bytes=LARGEST)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        self._socket.connect(endpoint)
+        sockets.connect_also(self._socket, endpoint)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ServerMessage)
 
@@ -56,5 +56,4 @@ class StatusProbe:
                 newest, self.answered = reply, now
 
     def close(self) -> None:
-        self._socket.close(0)
-        self._context.term()
+        self._socket.close()
