@@ -37,6 +37,17 @@ def shm_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a target of bytes and of a draft that often agrees with it; not to be changed."""
+    from tests.models.tiny import perturbed  # imports torch
+    from tests.pipelines import byte_model
+
+    folder = tmp_path_factory.mktemp("pair")
+    target = byte_model(folder, "target")
+    return target, perturbed(target, folder / "draft", 0.1)
+
+
 @pytest.fixture
 def disk_dir() -> Iterator[Path]:
     """A folder that is not in memory, short enough for sockets; skips where there is none."""

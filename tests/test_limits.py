@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ssd_pipe.client import Client, Stream
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams
-from tests.models.tiny import perturbed
-from tests.pipelines import byte_model
 from tests.test_pipeline import encode, pipeline
 from tests.waiting import wait_for
 
@@ -21,12 +20,12 @@ LONG = SamplingParams(max_tokens=LIMIT, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Client]]:
+def clients(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Client]]:
     folder = tmp_path_factory.mktemp("l")
     shm = folder / "shm"
     shm.mkdir()
-    target = byte_model(folder, "target")
-    pair = target, perturbed(target, folder / "draft", 0.1)
     few = ("--set", "scheduler.max_waiting=12", "--k", str(K))
     with (
         pipeline(pair, folder, shm, "ar", *few) as ar,

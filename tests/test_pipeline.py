@@ -19,18 +19,10 @@ from transformers import AutoModelForCausalLM
 from ssd_pipe.client import Client
 from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.params import SamplingParams
-from tests.models.tiny import perturbed
-from tests.pipelines import byte_model, command
+from tests.pipelines import command
 
 TOKENS = 24
 PROMPTS = ["a", "def add(x, y):", "0123456789" * 4, "naïve café ☕", "x = [1, 2, 3]\ny = "]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    target = byte_model(folder, "target")
-    return target, perturbed(target, folder / "draft", 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,6 @@ from ssd_pipe.client import Client, Result
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams, derived_seed
 from ssd_pipe.text.tokenizer import Tokenizer
-from tests.models.tiny import perturbed
-from tests.pipelines import byte_model
 from tests.test_pipeline import pipeline
 
 MODES = ["ar", "ssd"]  # tests/rounds has all of them, and both rules
@@ -25,13 +23,6 @@ SHAPED = SAMPLED | {
     "frequency_penalty": 0.3,
     "logit_bias": {70: 4.0, 71: -50.0},
 }
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    target = byte_model(folder, "target")
-    return target, perturbed(target, folder / "draft", 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -18,21 +18,12 @@ from ssd_pipe.gpu_assignment import assign
 from ssd_pipe.members import process_name, process_names
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.threads import process_cores, thread_count, worker_cores
-from tests.models.tiny import perturbed
-from tests.pipelines import byte_model
 from tests.test_pipeline import PROMPTS, TOKENS, encode, pipeline
 from tests.waiting import wait_for
 
 TWO = ("--tp", "2", "--draft-workers", "2", "--fan-out", "3")
 START = 120.0  # seconds; several test runs may share two cores
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    target = byte_model(folder, "target")
-    return target, perturbed(target, folder / "draft", 0.1)
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,6 @@ from models.cuda.ipc_memory import DeviceMemory, register_host, unregister_host
 from models.cuda.rounds.clock import write_clock
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError
 from ssd_pipe.params import SamplingParams
-from tests.models.tiny import perturbed
-from tests.pipelines import byte_model
 from tests.test_pipeline import PROMPTS, Pipeline, encode, pipeline
 
 GPUS = ("--set", "target.device=cuda:0", "--set", "draft.device=cuda:1")
@@ -74,13 +72,6 @@ def test_a_gpu_writes_registered_shared_memory(tmp_path: Path) -> None:
         unregister_host(words)
     finally:
         segment.path.unlink()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("pair")
-    target = byte_model(folder, "target")
-    return target, perturbed(target, folder / "draft", 0.1)
 
 
 @contextmanager
