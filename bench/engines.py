@@ -38,7 +38,7 @@ class Facts(msgspec.Struct, kw_only=True):
     """What an engine says about itself.
 
     Attributes:
-        weight_bytes: target weights that one step reads, over all ranks.
+        weight_bytes: target weights that one step reads, over all ranks; 0: unknown (a server).
         settings: everything needed to start it again.
     """
 

@@ -82,8 +82,8 @@ def error(out: torch.Tensor, reference: torch.Tensor) -> float:
     return float((out.double() - wide).norm() / wide.norm().clamp(min=1e-30))
 
 
-def time_ms(function: Callable[[], object], budget_s: float = 0.4, group: int = 1) -> float:
-    """Median milliseconds of one call, by device events around ``group`` calls at a time."""
+def time_ms(function: Callable[[], object], budget_s: float = 0.4) -> float:
+    """Median milliseconds of one call, by device events around each."""
     for _ in range(3):
         function()
     torch.cuda.synchronize()
@@ -91,16 +91,15 @@ def time_ms(function: Callable[[], object], budget_s: float = 0.4, group: int = 
     function()
     torch.cuda.synchronize()
     once = max(time.monotonic() - start, 1e-6)
-    repeats = int(min(200, max(9, budget_s / (once * group))))
+    repeats = int(min(200, max(9, budget_s / once)))
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
     for event in events[1:]:
-        for _ in range(group):
-            function()
+        function()
         event.record()
     torch.cuda.synchronize()
     spans = [a.elapsed_time(b) for a, b in pairwise(events)]
-    return statistics.median(spans) / group
+    return statistics.median(spans)
 
 
 def graphed(function: Callable[[], object]) -> Callable[[], object]:

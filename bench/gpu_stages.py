@@ -14,6 +14,7 @@ import msgspec
 from bench.rows import Row
 from ssd_pipe.log_file import process_of
 
+LONGEST = 40  # tokens of a step; of more they are prompts
 UNCUT_SHARE = 0.3
 """Of the draft's rounds; with fewer, those not cut are the odd ones (a prompt was read, say)."""
 
@@ -52,11 +53,11 @@ class Stages(msgspec.Struct, kw_only=True):
     cached_ms: float | None = None
 
 
-def read_stages(log_dir: Path, longest: int = 40) -> Stages:
-    """Of the run that logged there; steps of more than ``longest`` tokens are prompts."""
+def read_stages(log_dir: Path) -> Stages:
+    """Of the run that logged there."""
     verify, backup, glue, step, tree = [], [], [], [], []
     for event in events(log_dir / "target-0.jsonl", "verify"):
-        if event["tokens"] <= longest:
+        if event["tokens"] <= LONGEST:
             verify.append(event["end"] - event["start"])
     drafts = sorted(p for p in log_dir.glob("draft*.jsonl") if p.stem == process_of(p))
     for event in (event for path in drafts for event in events(path, "draft")):
@@ -69,7 +70,7 @@ def read_stages(log_dir: Path, longest: int = 40) -> Stages:
             step.append((depths[-1] - glued) / len(depths))
             if not event["cut"] and drafted == start:
                 tree.append(depths[-1] - start)
-    hits = _hits(log_dir, longest)
+    hits = _hits(log_dir)
     stages = Stages(
         verify_ms=median_ms(verify),
         backup_ms=median_ms(backup),
@@ -105,13 +106,13 @@ class _Hits(NamedTuple):
     leased: float | None
 
 
-def _hits(log_dir: Path, longest: int) -> _Hits:
+def _hits(log_dir: Path) -> _Hits:
     cached = {
         event["step"]: (event["rows"][0]["chain"], bool(event.get("waited")))
         for event in events(log_dir / "scheduler.jsonl", "round")
         if len(event["rows"]) == 1 and event["rows"][0]["hit"]
     }
-    steps = [e for e in events(log_dir / "target-0.jsonl", "verify") if e["tokens"] <= longest]
+    steps = [e for e in events(log_dir / "target-0.jsonl", "verify") if e["tokens"] <= LONGEST]
     leased = sum(bool(step.get("leased")) for step in steps)
     found = _Hits([], [], [], leased / len(steps) if steps else None)
     for one, other in pairwise(steps):

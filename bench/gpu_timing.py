@@ -26,6 +26,7 @@ BLOCK = 16
 CONTEXT = 512
 MAX_POSITIONS = 1024
 STEPS = 5
+HOST_TOKENS = 64
 DRAFTS = ("smollm2-draft-16m", "qwen3-0.6b", "llama-3.2-1b", "smollm2-135m")
 TREES = (12, 24)
 VARIANTS = {
@@ -127,17 +128,17 @@ def _time_variant(
             )
 
 
-def _host_loop(runner: GraphRunner, table: list[int], tokens: int = 64) -> float:
+def _host_loop(runner: GraphRunner, table: list[int]) -> float:
     """Tokens a second when the host reads each token and feeds the next."""
     token = 5
-    for part in (8, tokens):
+    for part in (8, HOST_TOKENS):
         torch.cuda.synchronize()
         start = time.monotonic()
         for i in range(part):
             out = runner.run([StepRow(table, CONTEXT + i, [token], seed=1, temperature=1.0)], 1)
             token = int(out.chosen[0, 0])
         took = time.monotonic() - start
-    return tokens / took
+    return HOST_TOKENS / took
 
 
 def _time_tree(model: Transformer, kv: KVCache, table: list[int], branches: int) -> float:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import stat
-import time
 from pathlib import Path
 
 from ipc.errors import ResourceError
@@ -28,10 +27,9 @@ class Doorbell:
     at everything the bell stands for, then wait again.
     """
 
-    def __init__(self, path: Path, spin_us: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises ResourceError if the path is taken by something else or cannot be made."""
         self.path = path
-        self._spin_ns = spin_us * 1000
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(path, 0o600)
@@ -65,11 +63,6 @@ class Doorbell:
 
         Also wakes, with False, when a descriptor given to ``also_watch`` is readable.
         """
-        if self._spin_ns and timeout > 0:
-            end = time.monotonic_ns() + min(self._spin_ns, int(timeout * 1e9))
-            while time.monotonic_ns() < end:
-                if self.drain():
-                    return True
         if timeout > 0:
             self._poll.poll(max(1, round(timeout * 1000)))
         return self.drain()

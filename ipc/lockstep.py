@@ -65,14 +65,14 @@ class Lockstep:
             raise ResourceError(failure or f"other side: {theirs}")
         return answer
 
-    def both(self, step: Callable[[], None], timeout: float = ANSWER_TIMEOUT) -> None:
+    def both(self, step: Callable[[], None]) -> None:
         """``together`` of a step that gives nothing."""
 
         def act() -> bytes:
             step()
             return b""
 
-        self.together(act, timeout)
+        self.together(act)
 
     def _receive(self, timeout: float) -> bytes:
         clock = RunningTime(_TURN)

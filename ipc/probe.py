@@ -79,18 +79,10 @@ class ZmqCandidate:
 
     name = "zmq"
 
-    def __init__(self, to_responder: str = "", to_initiator: str = "") -> None:
-        """Addresses to use; empty = sockets in the run directory."""
-        self._endpoints = (to_responder, to_initiator)
-
     def open(self, rundir: RunDir, link: str, initiator: bool) -> tuple[Channel, Channel]:
-        names = directions(link, True)
-        forward, backward = (
-            e or rundir.endpoint(n) for e, n in zip(self._endpoints, names, strict=True)
-        )
-        out, back = (forward, backward) if initiator else (backward, forward)
-        receiver = ZmqChannel.receiver(back)
-        return ZmqChannel.sender(out, linger_ms=1000), receiver
+        out, back = directions(link, initiator)
+        receiver = ZmqChannel.receiver(rundir.endpoint(back))
+        return ZmqChannel.sender(rundir.endpoint(out), linger_ms=1000), receiver
 
     def probe(self, out: Channel, back: Channel) -> float:
         return echo_round_trip(out, back)

@@ -93,14 +93,13 @@ def bind(
     kind: int,
     endpoint: str,
     *,
-    hwm: int = DEFAULT_HWM,
     max_bytes: int = DEFAULT_MAX_BYTES,
     linger_ms: int = 0,
     pair: KeyPair | None = None,
     within: zmq.Context[zmq.Socket[bytes]] | None = None,
 ) -> zmq.Socket[bytes]:
     """A bound socket; see ``make`` and ``bind_also``."""
-    sock = make(kind, hwm=hwm, max_bytes=max_bytes, linger_ms=linger_ms, within=within)
+    sock = make(kind, max_bytes=max_bytes, linger_ms=linger_ms, within=within)
     try:
         bind_also(sock, endpoint, pair)
     except ResourceError:
@@ -147,13 +146,12 @@ def connect(
     kind: int,
     endpoint: str,
     *,
-    hwm: int = DEFAULT_HWM,
     max_bytes: int = DEFAULT_MAX_BYTES,
     linger_ms: int = 0,
     keys: ClientKeys | None = None,
 ) -> zmq.Socket[bytes]:
     """A connected socket; see ``make`` and ``connect_also``."""
-    sock = make(kind, hwm=hwm, max_bytes=max_bytes, linger_ms=linger_ms)
+    sock = make(kind, max_bytes=max_bytes, linger_ms=linger_ms)
     try:
         connect_also(sock, endpoint, keys)
     except ResourceError:

@@ -165,7 +165,6 @@ def run_process(
     body: Callable[[Runtime], None],
     *,
     rank: int = 0,
-    need_bytes: int = 0,
     hub_endpoint: str = "",
     pretty_logs: bool | None = None,
     announces: bool = False,
@@ -177,7 +176,6 @@ def run_process(
         config: the configuration, the same in all processes.
         body: the process's own work. It loads, calls ``ready``, and loops until ``stopping``.
         rank: tensor-parallel rank of a target, number of a draft worker.
-        need_bytes: shared memory the run needs, if this process is the first and makes it.
         hub_endpoint: address of the hub; empty = the socket in the run directory.
         pretty_logs: see logs.configure.
         announces: see Runtime.
@@ -193,7 +191,7 @@ def run_process(
     with contextlib.ExitStack() as stack:
         try:
             _die_with_supervisor(stopping)
-            rundir = stack.enter_context(_join(role, config, need_bytes))
+            rundir = stack.enter_context(_join(role, config))
             folder = logs.log_folder(config.run.log_dir, rundir.name)
             run = config.run
             log = logs.configure(
@@ -230,10 +228,10 @@ def run_process(
     return status
 
 
-def _join(role: str, config: PipelineConfig, need_bytes: int) -> RunDir:
+def _join(role: str, config: PipelineConfig) -> RunDir:
     run = config.run
     if run.name or role == HUB_ROLE:
-        return RunDir.create_or_open(run.shm_dir, run.name, need_bytes)
+        return RunDir.create_or_open(run.shm_dir, run.name)
     return RunDir.open(run.shm_dir)
 
 

@@ -20,9 +20,9 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
     row: dict[str, Any]
 
 
-def spots(result: Loaded, engine: str = "ssd") -> list[Spot]:
-    """Rows of one engine. Greedy rows, which all rules share, appear once for each rule."""
-    mine = [e for e in result.entries if e.part == SWEEP and e.engine == engine]
+def spots(result: Loaded) -> list[Spot]:
+    """Rows of SSD. Greedy rows, which all rules share, appear once for each rule."""
+    mine = [e for e in result.entries if e.part == SWEEP and e.engine == "ssd"]
     rules = list(dict.fromkeys(_rule(e, result) for e in mine if not _shared(e, mine)))
     made = []
     for entry in mine:

@@ -34,7 +34,6 @@ class ServerEngine:
         url: base URL, without ``/v1``.
         model: what it calls its model; empty asks it.
         tokenizer: of that model.
-        weight_bytes: what one step of the target reads, 0 = unknown.
         deadline: seconds until ``/health`` must answer.
     """
 
@@ -46,11 +45,10 @@ class ServerEngine:
         url: str = "",
         model: str = "",
         key: str = "",
-        weight_bytes: int = 0,
         deadline: float = READY_WITHIN,
     ) -> None:
         self.name = name
-        self.facts = Facts(weight_bytes=weight_bytes)
+        self.facts = Facts()
         self._make = command
         self._url = url.rstrip("/").removesuffix("/v1")
         self._model = model
@@ -84,7 +82,7 @@ class ServerEngine:
             if self._process is None:
                 time.sleep(POLL)
         settings = {**self._settings, "url": self._url, "model": self.client.find_model()}
-        self.facts = Facts(weight_bytes=self.facts.weight_bytes, settings=settings)
+        self.facts = Facts(settings=settings)
 
     def generate(self, tokens: Sequence[int], params: SamplingParams) -> Answer:
         return self.client.generate(tokens, params)

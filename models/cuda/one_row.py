@@ -119,7 +119,6 @@ def one_row_linear(
     eps: float = 0.0,
     gated: bool = False,
     residual: torch.Tensor | None = None,
-    cut: Tiling | None = None,
 ) -> torch.Tensor:
     """x [1, K] times weight [N, K] -> [1, N] in x's dtype.
 
@@ -128,7 +127,6 @@ def one_row_linear(
         norm: float32 [K]: the product is of RMS norm(x) with this weight and ``eps``.
         gated: ``weight`` is [2N, K], gate over up; the result is silu(gate) * up.
         residual: [1, N], added to the rounded product.
-        cut: None = ``tiling``'s.
 
     ``x``, ``weight`` and ``residual`` have one dtype. Raises ValueError for shapes beyond these.
     """
@@ -138,7 +136,7 @@ def one_row_linear(
     if rows != 1 or weight.shape[1] != k or (gated and bias is not None):
         raise ValueError(f"one_row_linear: x {tuple(x.shape)}, weight {tuple(weight.shape)}")
     out = x.new_empty((1, n))
-    cut = cut or tiling(n, k, gated)
+    cut = tiling(n, k, gated)
     _row_kernel[(triton.cdiv(n, cut.rows),)](
         x,
         weight,

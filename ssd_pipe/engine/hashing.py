@@ -42,20 +42,12 @@ def initial(key: NoiseKey, rule: str = "shared_noise", saguaro_c: float = 1.0) -
     return int.from_bytes(digest, "little")
 
 
-def extend(h: int, token: int) -> int:
-    """Prefix hash of the prefix hashed as ``h`` followed by ``token``.
-
-    One round of splitmix64 (Steele, Lea, Flood 2014): a bijection of ``h`` for a fixed token and
-    of the token (mod 2**64) for a fixed ``h``, so siblings never collide.
-    """
-    z = (h + (token + 1) * _GAMMA) & MASK
-    z = ((z ^ (z >> 30)) * _MIX_1) & MASK
-    z = ((z ^ (z >> 27)) * _MIX_2) & MASK
-    return z ^ (z >> 31)
-
-
 def extend_all(h: int, tokens: Iterable[int]) -> int:
-    """``extend`` over all ``tokens`` in order."""
+    """Prefix hash of the prefix hashed as ``h`` followed by ``tokens``.
+
+    One round of splitmix64 (Steele, Lea, Flood 2014) a token: a bijection of ``h`` for a fixed
+    token and of the token (mod 2**64) for a fixed ``h``, so siblings never collide.
+    """
     for token in tokens:
         z = (h + (token + 1) * _GAMMA) & MASK
         z = ((z ^ (z >> 30)) * _MIX_1) & MASK

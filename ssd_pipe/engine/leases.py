@@ -48,11 +48,6 @@ class Leased:
     draft: DraftLease
     number: int
 
-    @property
-    def live(self) -> bool:
-        """Whether any of its rows is still running."""
-        return any(request.slot >= 0 for request in self.requests)
-
 
 class Leases:
     """Grants leases and follows them."""

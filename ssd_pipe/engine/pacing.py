@@ -16,6 +16,11 @@ VerifyTime = float | Callable[[int], float]
 
 # ---------------------------------------------------------------------------- estimators
 
+PRIOR, STRENGTH = 0.7, 4.0
+"""Acceptance before anything was judged; it counts as so many tokens."""
+KEEP = 0.98
+"""What past rounds' acceptance weighs when a round comes."""
+
 
 class Ema:
     """Exponential moving average whose first values count fully (no pull towards zero)."""
@@ -40,39 +45,31 @@ class Ema:
 class AcceptanceEstimator:
     """Acceptance per position and overall, from the outcomes of rounds."""
 
-    def __init__(self, k: int, prior: float = 0.7, strength: float = 4, decay: float = 0.98):
-        """``prior`` counts as ``strength`` tokens seen; ``decay`` applies once a round."""
+    def __init__(self, k: int) -> None:
         if k < 1:
             raise ConfigError("speculation.k", f"must be at least 1, got {k}")
-        if not 0 <= prior <= 1:
-            raise ConfigError("prior", f"must be in [0, 1], got {prior!r}")
-        if not 0 < decay <= 1:
-            raise ConfigError("decay", f"must be in (0, 1], got {decay!r}")
-        self._prior, self._strength, self._decay = prior, strength, decay
         self._accepted = [0.0] * k
         self._judged = [0.0] * k
         self._positions: list[float] = []
 
     def observe(self, accepted: int, chain: int) -> None:
         """A round took ``accepted`` of ``chain`` draft tokens; the first one refused ended it."""
-        decay, judged = self._decay, min(accepted + 1, chain)
-        self._accepted = [n * decay + (j < accepted) for j, n in enumerate(self._accepted)]
-        self._judged = [n * decay + (j < judged) for j, n in enumerate(self._judged)]
+        judged = min(accepted + 1, chain)
+        self._accepted = [n * KEEP + (j < accepted) for j, n in enumerate(self._accepted)]
+        self._judged = [n * KEEP + (j < judged) for j, n in enumerate(self._judged)]
         self._positions = []
 
     @property
     def overall(self) -> float:
         """a, pooled over positions."""
-        accepted = sum(self._accepted) + self._prior * self._strength
-        return accepted / (sum(self._judged) + self._strength)
+        return (sum(self._accepted) + PRIOR * STRENGTH) / (sum(self._judged) + STRENGTH)
 
     def per_position(self) -> list[float]:
         """a_j for j = 0..k-1; positions seldom reached lean on the overall value."""
         if not self._positions:
-            pull = self._strength
-            lean = pull * self.overall
+            lean = STRENGTH * self.overall
             self._positions = [
-                (accepted + lean) / (judged + pull)
+                (accepted + lean) / (judged + STRENGTH)
                 for accepted, judged in zip(self._accepted, self._judged, strict=True)
             ]
         return self._positions
@@ -81,49 +78,49 @@ class AcceptanceEstimator:
 class StageTimes:
     """Moving averages of how long each stage takes; verification by number of tokens fed."""
 
-    def __init__(self, decay: float = 0.9) -> None:
-        self._decay = decay
+    def __init__(self) -> None:
         self._verify: dict[int, Ema] = {}
         self._counts: list[int] = []  # keys of _verify, rising
         self._stages: dict[str, Ema] = {}
 
     def observe_verify(self, tokens: int, seconds: float) -> None:
         if tokens not in self._verify:
-            self._verify[tokens] = Ema(self._decay)
+            self._verify[tokens] = Ema()
             self._counts = sorted(self._verify)
         self._verify[tokens].observe(seconds)
 
-    def verify(self, tokens: int, default: float = 0.0, extrapolate: bool = False) -> float:
-        """Time for ``tokens``; between counts seen it is interpolated.
+    def verify(self, tokens: int, extrapolate: bool = False) -> float:
+        """Time for ``tokens``, 0 before any was seen; between counts seen it is interpolated.
 
         Beyond the largest count it is flat, or with ``extrapolate`` it grows as it did from the
         largest count not over half of that one.
         """
         seen = self._verify.get(tokens)
         if seen is not None:
-            return seen.value(default)
+            return seen.value(0.0)
         counts = self._counts
         if not counts:
-            return default
+            return 0.0
         at = bisect_left(counts, tokens)
         low, high = counts[max(at - 1, 0)], counts[min(at, len(counts) - 1)]
-        below = self._verify[low].value(default)
+        below = self._verify[low].value(0.0)
         if low != high:
-            above = self._verify[high].value(default)
+            above = self._verify[high].value(0.0)
             return below + (above - below) * (tokens - low) / (high - low)
         half = bisect_right(counts, low // 2) - 1
         if not extrapolate or tokens < low or half < 0:
             return below
-        slope = (below - self._verify[counts[half]].value(default)) / (low - counts[half])
+        slope = (below - self._verify[counts[half]].value(0.0)) / (low - counts[half])
         return below + max(0.0, slope) * (tokens - low)
 
     def observe(self, stage: str, seconds: float) -> None:
         """``stage`` is any name: "draft_step", "glue", ..."""
-        self._stages.setdefault(stage, Ema(self._decay)).observe(seconds)
+        self._stages.setdefault(stage, Ema()).observe(seconds)
 
-    def time(self, stage: str, default: float = 0.0) -> float:
+    def time(self, stage: str) -> float:
+        """0 for a stage that was not seen yet."""
         ema = self._stages.get(stage)
-        return ema.value(default) if ema else default
+        return ema.value(0.0) if ema else 0.0
 
 
 # ---------------------------------------------------------------------------- decisions
