@@ -15,6 +15,7 @@ from bench.sweeps.axes import Axis
 from ssd_pipe.config import MODES, PipelineConfig
 from ssd_pipe.config_load import load, parse_fan_out, parse_set
 from ssd_pipe.errors import ConfigError
+from ssd_pipe.openai_api import api_url
 from ssd_pipe.params import SamplingParams
 
 OWN_RUNS = ("run.name", "run.endpoint")
@@ -108,10 +109,10 @@ def _engines(given: argparse.Namespace, servers: dict[str, str], swept: bool) ->
 
 
 def _server(text: str) -> tuple[str, str]:
-    name, equals, url = text.partition("=")
-    if not equals or not name or not url.startswith(("http://", "https://")):
+    name, _, url = text.partition("=")
+    if not name or not url:
         raise ConfigError("--server", f"must look like name=http://HOST:PORT, got {text!r}")
-    return name, url
+    return name, api_url(url, "--server")
 
 
 def _usual_frames(given: argparse.Namespace, config: PipelineConfig, apart: bool) -> list[str]:

@@ -137,7 +137,8 @@ def test_a_sweep_then_its_comparison_and_pictures(
     [
         (["--datasets", "gsm9k"], "--datasets: 'gsm9k' is none of"),
         (["--engines", "vllm"], "vllm is not installed here; pip install vllm"),
-        (["--server", "mine=localhost:8000"], "--server: must look like name=http://HOST:PORT"),
+        (["--server", "mine"], "--server: must look like name=http://HOST:PORT"),
+        (["--server", "mine=localhost:8000"], "--server: must look like http://HOST:PORT/v1"),
         (["--sweep", "depth=3"], "--sweep: 'depth' is none of"),
         (["--wandb", "project"], "--wandb: wandb is not installed here: pip install wandb"),
     ],
