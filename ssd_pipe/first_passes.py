@@ -25,12 +25,25 @@ def lengths_up_to(most: int) -> list[int]:
     return sorted({*powers, *(length for length in between if length <= most)})
 
 
+def table_widths(needed: int, whole: int) -> list[int]:
+    """Widths of every kind that the block table of a pass can have, of which ``needed`` blocks are
+    fed and which has at most ``whole``: no longer than needed, as behind a long cached prefix (in
+    which attention is split), and between; each with and without a multiple of the step."""
+    rounded = -(-needed // _PAGES) * _PAGES
+    longest = whole // _PAGES * _PAGES
+    kinds = {needed, needed + 1, needed + 2, rounded, longest, longest - 1, whole}
+    one = {width for width in kinds if needed <= width <= whole}
+    even = {width for width in one if width % _PAGES == 0}
+    odd = sorted(width for width in one - even if width > 1)
+    return sorted({needed, *even, *odd[:1], *odd[-1:]})
+
+
 @torch.inference_mode()
 def make_first_passes(
     model: Transformer, kv: KVCache, most_tokens: int, positions: int, choose: bool
 ) -> int:
-    """Feed one sequence of every kind of length up to ``most_tokens``, in block tables of two
-    widths; the KV of its blocks is overwritten. Returns how many passes there were.
+    """Feed one sequence of every kind of length up to ``most_tokens``, in block tables of every
+    kind of width; the KV of its blocks is overwritten. Returns how many passes there were.
 
     Args:
         positions: of the longest sequence. All tensor-parallel ranks have KV for one, while what
@@ -42,7 +55,7 @@ def make_first_passes(
     whole = min(-(-positions // size), kv.num_blocks)
     for length in lengths_up_to(min(most_tokens, whole * size)):
         needed = -(-length // size)
-        for width in sorted({needed, min(-(-needed // _PAGES) * _PAGES, whole)}):
+        for width in table_widths(needed, whole):
             row = (list(range(width)), 0, [0] * length, length - 1)
             hidden = model.forward(build_batch([row], size, model.backend.device), kv)
             passes += 1

@@ -11,7 +11,7 @@ from models.batch import ForwardBatch
 from models.kv_cache import KVCache
 from models.registry import load_model
 from models.transformer import Transformer
-from ssd_pipe.first_passes import lengths_up_to, make_first_passes
+from ssd_pipe.first_passes import lengths_up_to, make_first_passes, table_widths
 from tests.models.tiny import make_tiny
 
 
@@ -25,6 +25,21 @@ def test_lengths_are_of_every_kind(most: int) -> None:
     for low in (16, 32, 64, 128, 256):
         if 2 * low <= most:
             assert any(low < n < 2 * low and n % 16 for n in lengths)
+
+
+@pytest.mark.parametrize("whole", [1, 3, 20, 513, 2048])
+@pytest.mark.parametrize("needed", [1, 2, 13, 16, 32])
+def test_tables_are_of_every_kind(needed: int, whole: int) -> None:
+    widths = table_widths(needed, whole) if needed <= whole else [needed]
+    assert widths == sorted(set(widths))
+    assert widths[0] == needed
+    assert widths[-1] <= max(whole, needed)
+    assert len(widths) <= 6
+    if whole > 500:
+        near = [width for width in widths if width <= needed + 16]
+        far = [width for width in widths if width > 400]
+        for some in (near, far):
+            assert {width % 16 == 0 for width in some if width > 1} == {True, False}
 
 
 def passes(model: Transformer, blocks: int, positions: int) -> list[tuple[int, int]]:
