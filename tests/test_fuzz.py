@@ -184,6 +184,10 @@ def test_settings_at_the_ends_of_their_ranges(run: Run, submit: Submit) -> None:
         assert max(counts) <= submit.params.max_tokens
 
 
+DEEP = {
+    "$ref": "#/$defs/0",
+    "$defs": {f"{n}": {"items": {"$ref": f"#/$defs/{n + 1}"}} for n in range(1400)} | {"1400": {}},
+}
 PATHOLOGICAL = [
     {"type": "regex", "regex": "(a{1,1000}){1,1000}"},
     {"type": "regex", "regex": "(x+x+)+y"},
@@ -195,6 +199,7 @@ PATHOLOGICAL = [
     {"type": "choice", "choice": [f"{n}" for n in range(8000)]},
     {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}},
     {"type": "json_schema", "json_schema": {"schema": {"allOf": [{"$ref": "#"}] * 50}}},
+    {"type": "json_schema", "json_schema": {"schema": DEEP}},
     {"type": "json_schema", "json_schema": {"schema": {"type": "array", "minItems": 10**9}}},
     {"type": "json_schema", "json_schema": {"schema": {"pattern": "(a|b)*c{500}"}}},
     {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.config import ModelConfig
+from ssd_pipe.text.deep_stack import on_deep_stack
 from ssd_pipe.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Grammars:
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         import llguidance
 
-        return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        tokenizer = self._tokenizer
+        return on_deep_stack(lambda: llguidance.LLMatcher(tokenizer, grammar, log_level=0))
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_FORMAT_BYTES
+from ssd_pipe.text.deep_stack import on_deep_stack
 
 KINDS = ("text", "json_object", "json_schema", "regex", "choice")
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
@@ -47,7 +48,7 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> str:
         grammar = llguidance.LLMatcher.grammar_from_regex(regex)
     else:
         grammar = _of_choice(response_format.get("choice"))
-    reason = llguidance.LLMatcher.validate_grammar(grammar)
+    reason = on_deep_stack(lambda: llguidance.LLMatcher.validate_grammar(grammar))
     if reason and not reason.startswith("WARNING"):
         raise _error(reason.strip(), "" if kind == "json_object" else kind)
     return grammar

@@ -241,3 +241,11 @@ def test_a_vocabulary_that_cannot_go_on_fails_its_request(models: dict[str, Path
     pipeline = LocalPipeline("ar", target, target, settings(), blocks=400, grammars=grammars)
     pipeline.add(0, prompt, TOKENS, key, [EOS])
     assert (pipeline.run()[0], pipeline.finish[0]) == ([], FAILED)
+
+
+def test_a_long_chain_of_references_does_not_end_the_process(grammars: Grammars) -> None:
+    """The library goes one deeper for each, when it checks the schema and when it compiles it."""
+    parts = {f"{n}": {"items": {"$ref": f"#/$defs/{n + 1}"}} for n in range(1400)}
+    schema = {"$ref": "#/$defs/0", "$defs": parts | {"1400": {}}}
+    grammar = grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})
+    assert grammars.start(grammar).mask([])
