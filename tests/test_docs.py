@@ -65,7 +65,8 @@ def test_every_setting_and_flag_is_in_the_table_of_options() -> None:
 def test_every_metric_field_and_refused_field_is_named() -> None:
     ours = [*metrics.GAUGES, *metrics.COUNTERS, *metrics.LABELLED, *metrics.BY_LENGTH]
     named = [name for name in ours if name.startswith("ssd_pipe:")]
-    fields = [*SamplingParams.__struct_fields__, *schemas.UNSUPPORTED_NAMES]
+    fields = [*SamplingParams.__struct_fields__, *schemas.FORMAT_NAMES]
+    fields += schemas.ChatRequest.unsupported + schemas.CompletionRequest.unsupported
     assert [name for name in (*named, *fields) if f"`{name}" not in README] == []
 
 

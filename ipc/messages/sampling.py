@@ -45,7 +45,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             grammar and temperature.
         response_format: what the answer must look like, as OpenAI's ``response_format``:
             ``{"type": "text"}``, ``json_object``, ``json_schema`` (with ``json_schema.schema``),
-            and ours, ``regex`` (with ``regex``) and ``choice`` (with ``choice``, a list of texts).
+            and ours, ``regex`` (with ``regex``), ``choice`` (with ``choice``, a list of texts) and
+            ``grammar`` (with ``grammar``, in Lark's form).
         n: answers wanted; each has its own noise, derived from the seed.
         timeout: seconds after its arrival at which a request that has not ended fails (504),
             wherever it is; None = no limit.

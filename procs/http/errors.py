@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from litestar import MediaType, Request, Response
@@ -13,6 +14,7 @@ from procs.http.responses import ErrorBody, ErrorDetail
 from ssd_pipe.errors import RequestError, SsdPipeError
 
 CLIENT_GONE = 499
+UNSUPPORTED = "is not supported by this server"
 RETRY_AFTER = {429: "1", 503: "1"}  # seconds
 
 _TYPES = {
@@ -42,15 +44,23 @@ class ApiError(SsdPipeError):
         self.code = code
 
 
-def describe(error: Exception) -> tuple[int, ErrorBody]:
+def call_fields(request: Request[Any, Any, Any], names: Mapping[str, str]) -> None:
+    """What the pipeline says of our fields will be told of those that ``request`` has for them."""
+    request.state.names = names
+
+
+def describe(error: Exception, request: Request[Any, Any, Any]) -> tuple[int, ErrorBody]:
     """HTTP status and body for any exception; an unexpected one tells nothing of itself."""
     field, code = "", ""
     if isinstance(error, ApiError):
         status, message, field, code = error.status, str(error), error.field, error.code
     elif isinstance(error, RequestError):
         status, message, field = error.code, str(error), error.field
-        if field in _FIELDS:
-            message = message.replace(f"{field}:", f"{_FIELDS[field]}:", 1)
+        for ours, theirs in (_FIELDS | request.state.get("names", {})).items():
+            if field == ours or field.startswith(f"{ours}."):
+                message = message.replace(f"{field}:", f"{theirs}:", 1)
+                field = theirs
+                break
     elif isinstance(error, SsdPipeError):  # PeerLost, mostly; its text names local paths
         status, message = 503, "the pipeline does not answer"
     elif isinstance(error, HTTPException):
@@ -61,7 +71,7 @@ def describe(error: Exception) -> tuple[int, ErrorBody]:
         ErrorDetail(
             message=message,
             type=_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
-            param=_FIELDS.get(field, field) or None,
+            param=field or None,
             code=code or _CODES.get(status, status),
         )
     )
@@ -71,7 +81,7 @@ def handlers(log: FilteringBoundLogger) -> ExceptionHandlersMap:
     """Exception handlers of the application; what nobody expected is logged with its traceback."""
 
     def answer(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
-        status, body = describe(error)
+        status, body = describe(error, request)
         if not isinstance(error, SsdPipeError | HTTPException):
             log.error("request failed", path=request.url.path, exc_info=error)
         elif status >= 503:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from ipc.messages.client import ChatMessage
-from procs.http.errors import ApiError
+from procs.http import formats
+from procs.http.errors import UNSUPPORTED, ApiError
 from procs.http.schemas import (
     NEUTRAL,
     SAMPLING_NAMES,
-    UNSUPPORTED_NAMES,
     ChatRequest,
     CompletionRequest,
     ContentPart,
+    DetokenizeRequest,
     GenerationRequest,
     RequestMessage,
     TokenizeRequest,
 )
-from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_CHOICES, MAX_LOGPROBS, SamplingParams, checked, wrong_type
 
 COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat answer may fill the context
 TEMPERATURE = 1.0  # OpenAI's default
+NO_SEED = -1  # what other servers' clients say for a new one each time
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 PARTS_JOINT = "\n"
-UNSUPPORTED = "is not supported by this server"
 
-REFUSED_WITH_TOKENS = ("tools", "chat_template", "continue_final_message")
-
-Wanted = TypeVar("Wanted", CompletionRequest, ChatRequest)
-Body = TypeVar("Body", bound=msgspec.Struct)
+Body: TypeAlias = GenerationRequest | TokenizeRequest | DetokenizeRequest
+Wanted = TypeVar("Wanted", bound=Body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +45,36 @@ class Prompt:
 
 
 def decode(body: bytes, kind: type[Wanted]) -> Wanted:
-    """Raises as ``decode_any``, and for a field that is not supported."""
-    request = decode_any(body, kind)
-    for name in UNSUPPORTED_NAMES:
-        # Tools that must not be called are as good as none.
-        if name != "tools" or request.tool_choice != "none":
-            _refuse_unless_neutral(name, getattr(request, name))
-    if request.stream_options is not None and not request.stream:
-        raise ApiError(400, "only with stream = true", "stream_options")
-    return request
-
-
-def decode_any(body: bytes, kind: type[Body]) -> Body:
-    """Raises ApiError or RequestError (400): not JSON, or a wrong type."""
+    """Raises ApiError or RequestError (400): not JSON, a wrong type, an unsupported field."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise wrong_type(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}") from None
+    for name in request.unsupported:
+        # Tools that must not be called are as good as none.
+        if name != "tools" or getattr(request, "tool_choice", None) != "none":
+            _refuse_unless_neutral(name, getattr(request, name))
+    return request
+
+
+def names_of(request: Body) -> dict[str, str]:
+    """Names of ours that the request has others for. Raises ApiError (400) for two formats."""
+    names = {}
+    if isinstance(request, GenerationRequest):
+        names["response_format"] = formats.given_format(request)[0] or "response_format"
+    # What is wrong with the limit is told of the field that the request has it in.
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return {ours: theirs for ours, theirs in names.items() if ours != theirs}
 
 
 def prompts(request: CompletionRequest) -> list[Prompt]:
     """The prompts of a completion request. Raises ApiError if their forms are mixed."""
     given = request.prompt
+    if given is None:
+        raise ApiError(400, "is required", "prompt")
     if isinstance(given, str):
         return [Prompt(text=given)]
     if not given:
@@ -93,9 +96,7 @@ def conversation(request: ChatRequest) -> Prompt:
 
 
 def to_tokenize(request: TokenizeRequest) -> Prompt:
-    """A text, or messages. Raises ApiError (400) for both, none, or what is not supported."""
-    for name in REFUSED_WITH_TOKENS:
-        _refuse_unless_neutral(name, getattr(request, name))
+    """A text, or messages. Raises ApiError (400) for both or none."""
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "exactly one of prompt and messages must be given", "prompt")
     if request.messages is not None:
@@ -121,6 +122,8 @@ def sampling(request: GenerationRequest, n: int, max_model_len: int) -> Sampling
 
     Raises ApiError for what does not go together, RequestError for what is out of range.
     """
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "only with stream = true", "stream_options")
     values: dict[str, Any] = {
         "n": n,
         "temperature": TEMPERATURE,
@@ -132,6 +135,9 @@ def sampling(request: GenerationRequest, n: int, max_model_len: int) -> Sampling
         values["max_tokens"] = request.max_tokens
     values["logprobs"] = _logprobs(request)
     given = {name: getattr(request, name) for name in SAMPLING_NAMES}
+    given["response_format"] = formats.response_format(request)
+    if given["seed"] == NO_SEED:
+        given["seed"] = None
     values |= {name: value for name, value in given.items() if value is not None}
     return checked(None, values)
 
@@ -140,18 +146,6 @@ def given_limit(request: GenerationRequest) -> bool:
     """Whether the request itself says how long the answer may be."""
     newer = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
     return newer or request.max_tokens is not None
-
-
-@contextlib.contextmanager
-def limit_as_given(request: ChatRequest) -> Iterator[None]:
-    """What is wrong with the limit is told of the field that the request has it in."""
-    try:
-        yield
-    except RequestError as error:
-        if error.field != "max_tokens" or request.max_completion_tokens is None:
-            raise
-        reason = str(error).removeprefix("max_tokens: ")
-        raise ApiError(error.code, reason, "max_completion_tokens") from None
 
 
 def _chat_limit(request: ChatRequest, max_model_len: int) -> int:

@@ -6,13 +6,14 @@ import secrets
 import time
 from typing import Any
 
-from litestar import Request, Response, get, post
+from litestar import Response, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, RawBody
+from litestar.params import FromPath
 from litestar.response import Stream
 
 from procs.http import openapi, parse
 from procs.http.answers import Answers
+from procs.http.bodies import HttpRequest, wants
 from procs.http.chat import ChatRenderer
 from procs.http.completions import CompletionRenderer
 from procs.http.errors import ApiError
@@ -22,22 +23,20 @@ from procs.http.schemas import ChatRequest, CompletionRequest
 from procs.http.service import Service
 from procs.http.sse import stream, unless_gone
 
-HttpRequest = Request[Any, Any, Any]
-
 
 @post(
     "/completions",
+    dependencies=wants(CompletionRequest),
     operation_class=openapi.CompletionOperation,
     responses=openapi.answers(Completion),
     status_code=200,
 )
 async def completions(
-    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
+    request: HttpRequest,
+    wanted: NamedDependency[CompletionRequest],
+    service: NamedDependency[Service],
 ) -> Response[Completion] | Stream:
     """Continue a text; with ``stream``, as server-sent events."""
-    check_media_type(request)
-    wanted = parse.decode(body, CompletionRequest)
-    service.check_model(wanted.model)
     prompts = parse.prompts(wanted)
     n = parse.choices(wanted, prompts)
     if wanted.best_of not in (None, n):
@@ -64,34 +63,33 @@ async def completions(
 
 @post(
     "/chat/completions",
+    dependencies=wants(ChatRequest),
     operation_class=openapi.ChatOperation,
     responses=openapi.answers(ChatCompletion),
     status_code=200,
 )
 async def chat_completions(
-    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
+    request: HttpRequest,
+    wanted: NamedDependency[ChatRequest],
+    service: NamedDependency[Service],
 ) -> Response[ChatCompletion] | Stream:
     """Answer a conversation; with ``stream``, as server-sent events."""
-    check_media_type(request)
-    wanted = parse.decode(body, ChatRequest)
-    service.check_model(wanted.model)
     prompt = parse.conversation(wanted)
     n = parse.choices(wanted, [prompt])
-    with parse.limit_as_given(wanted):
-        params = parse.sampling(wanted, n, service.max_model_len)
-        answers = service.answers([prompt], params, parse.given_limit(wanted))
-        renderer = ChatRenderer(
-            answers=answers,
-            id=_new_id("chatcmpl"),
-            model=service.model_name,
-            created=int(time.time()),
-            include_usage=_include_usage(wanted),
-            with_logprobs=params.logprobs is not None,
-            separate_reasoning=wanted.separate_reasoning is not False,
-        )
-        if wanted.stream:
-            return await stream(request, answers, renderer)
-        return Response(await _whole(request, answers, renderer))
+    params = parse.sampling(wanted, n, service.max_model_len)
+    answers = service.answers([prompt], params, parse.given_limit(wanted))
+    renderer = ChatRenderer(
+        answers=answers,
+        id=_new_id("chatcmpl"),
+        model=service.model_name,
+        created=int(time.time()),
+        include_usage=_include_usage(wanted),
+        with_logprobs=params.logprobs is not None,
+        separate_reasoning=wanted.separate_reasoning is not False,
+    )
+    if wanted.stream:
+        return await stream(request, answers, renderer)
+    return Response(await _whole(request, answers, renderer))
 
 
 @get("/models")
@@ -115,13 +113,6 @@ async def _whole(
         return renderer.whole()
     finally:
         await answers.aclose()
-
-
-def check_media_type(request: HttpRequest) -> None:
-    """Raises ApiError (415) for a body that does not call itself JSON."""
-    # Only this type makes a browser ask before a foreign page may send it.
-    if request.content_type[0] != "application/json":
-        raise ApiError(415, "the content type must be application/json")
 
 
 def _include_usage(wanted: ChatRequest | CompletionRequest) -> bool:

@@ -6,12 +6,11 @@ import asyncio
 
 from litestar import post
 from litestar.di import NamedDependency
-from litestar.params import RawBody
 
 from procs.http import openapi, parse
+from procs.http.bodies import wants
 from procs.http.parse import Prompt
 from procs.http.responses import Detokenized, Tokenized
-from procs.http.routes_openai import HttpRequest, check_media_type
 from procs.http.schemas import DetokenizeRequest, TokenizeRequest
 from procs.http.service import Service
 from ssd_pipe.text.tokenizer import Tokenizer
@@ -19,17 +18,15 @@ from ssd_pipe.text.tokenizer import Tokenizer
 
 @post(
     "/tokenize",
+    dependencies=wants(TokenizeRequest),
     operation_class=openapi.TokenizeOperation,
     responses=openapi.answers(Tokenized),
     status_code=200,
 )
 async def tokenize(
-    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
+    wanted: NamedDependency[TokenizeRequest], service: NamedDependency[Service]
 ) -> Tokenized:
     """The token ids of a text or of a conversation, as the model would get them."""
-    check_media_type(request)
-    wanted = parse.decode_any(body, TokenizeRequest)
-    service.check_model(wanted.model)
     prompt = parse.to_tokenize(wanted)
     tokenizer = await service.tokenizer()
     # One at a time: a text of some megabytes takes gigabytes on its way.
@@ -42,17 +39,15 @@ async def tokenize(
 
 @post(
     "/detokenize",
+    dependencies=wants(DetokenizeRequest),
     operation_class=openapi.DetokenizeOperation,
     responses=openapi.answers(Detokenized),
     status_code=200,
 )
 async def detokenize(
-    request: HttpRequest, body: RawBody, service: NamedDependency[Service]
+    wanted: NamedDependency[DetokenizeRequest], service: NamedDependency[Service]
 ) -> Detokenized:
     """The text of token ids."""
-    check_media_type(request)
-    wanted = parse.decode_any(body, DetokenizeRequest)
-    service.check_model(wanted.model)
     tokenizer = await service.tokenizer()
     async with service.tokenizing:
         return Detokenized(prompt=await asyncio.to_thread(_decode, tokenizer, wanted.tokens))

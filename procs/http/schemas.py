@@ -1,13 +1,13 @@
 """What the OpenAI-compatible routes take.
 
-Three kinds of field: sampling fields, which go to SamplingParams by name; fields known to change
-the answer in a way this server cannot, which are refused; and all others, which are ignored as
-other servers do, since clients send many.
+Four kinds of field: sampling fields, which go to SamplingParams by name; other servers' names of
+``response_format``; fields known to change the answer in a way this server cannot, which are
+refused; and all others, which are ignored as other servers do, since clients send many.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -43,7 +43,41 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 SAMPLING_NAMES = SamplingFields.__struct_fields__
 
 
-class UnsupportedFields(SamplingFields, frozen=True, kw_only=True):
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``structured_outputs``, as vLLM has it: one of these."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_fallback: bool | None = None
+    # Refused where they are true, or given at all.
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: None = None
+    structural_tag: None = None
+
+
+class FormatFields(SamplingFields, frozen=True, kw_only=True):
+    """Other names of ``response_format``, a field for each of its types. Schemas may be texts."""
+
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # of SGLang and llama.cpp
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
+
+
+FORMAT_NAMES = FormatFields.__struct_fields__[len(SAMPLING_NAMES) :]
+
+
+class UnsupportedFields(FormatFields, frozen=True, kw_only=True):
     """Fields that would change the answer in a way this server cannot: anything but what asks for
     nothing (None, and what NEUTRAL has) is an error."""
 
@@ -67,17 +101,22 @@ class UnsupportedFields(SamplingFields, frozen=True, kw_only=True):
     skip_special_tokens: Any = None
     truncate_prompt_tokens: Any = None
     prompt_logprobs: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    ebnf: Any = None
-    regex: Any = None
+    guided_whitespace_pattern: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
+    no_stop_trim: Any = None
     stop_regex: Any = None
+    # of llama.cpp
+    n_predict: Any = None
+    repeat_penalty: Any = None
+    typical_p: Any = None
+    top_n_sigma: Any = None
+    xtc_probability: Any = None
+    dry_multiplier: Any = None
+    mirostat: Any = None
 
 
-UNSUPPORTED_NAMES = UnsupportedFields.__struct_fields__[len(SAMPLING_NAMES) :]
+UNSUPPORTED_NAMES = UnsupportedFields.__struct_fields__[len(FormatFields.__struct_fields__) :]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -93,6 +132,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1.0, 1),
     "bad_words": ([],),
     "skip_special_tokens": (True,),
+    "logits_processors": ([],),
+    "no_stop_trim": (False,),
+    "n_predict": (-1,),
+    "repeat_penalty": (1.0, 1),
+    "typical_p": (1.0, 1),
+    "top_n_sigma": (-1.0, -1),
+    "xtc_probability": (0.0, 0),
+    "dry_multiplier": (0.0, 0),
+    "mirostat": (0,),
+    "add_special_tokens": (True,),
+    "echo": (False,),
 }
 """Values that ask for nothing, by field, beside None."""
 
@@ -104,8 +154,12 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(UnsupportedFields, frozen=True, kw_only=True):
-    """What both routes take. ``n`` answers to each prompt; with a seed, the first has that seed."""
+    """What both routes take. ``n`` answers to each prompt; with a seed, the first has that seed.
 
+    ``unsupported``: names of the fields that are refused.
+    """
+
+    unsupported: ClassVar[tuple[str, ...]] = UNSUPPORTED_NAMES
     model: str | None = None
     n: Int | None = None
     max_tokens: Int | None = None
@@ -119,7 +173,15 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     ``return_token_ids``: choices carry ``token_ids``, as vLLM and SGLang have it.
     """
 
-    prompt: str | list[str | TokenId | list[TokenId]]
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *UNSUPPORTED_NAMES,
+        "prompt_embeds",
+        "add_special_tokens",
+    )
+    # Not given with the embeddings, which are to be refused by their name.
+    prompt: str | list[str | TokenId | list[TokenId]] | None = None
+    prompt_embeds: Any = None
+    add_special_tokens: Any = None
     echo: bool | None = None
     best_of: Int | None = None
     return_token_ids: bool | None = None
@@ -153,6 +215,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     templates have their own. ``return_token_strs``: answer their names in the vocabulary, too.
     """
 
+    unsupported: ClassVar[tuple[str, ...]] = ("tools", "chat_template", "continue_final_message")
     model: str | None = None
     prompt: str | None = None
     messages: list[RequestMessage] | None = None
@@ -169,6 +232,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """``POST /detokenize``, as vLLM has it."""
 
+    unsupported: ClassVar[tuple[str, ...]] = ()
     model: str | None = None
     tokens: list[TokenId]
 
@@ -181,7 +245,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     first goes to ``reasoning_content`` (the default), or with false stays in the text.
     """
 
+    unsupported: ClassVar[tuple[str, ...]] = (*UNSUPPORTED_NAMES, "echo")
     messages: list[RequestMessage]
+    echo: Any = None
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None

@@ -68,7 +68,7 @@ async def stream(request: Request[Any, Any, Any], answers: Answers, renderer: Re
         await answers.aclose()
         raise
     return Stream(
-        _events(first, answers, renderer),
+        _events(request, first, answers, renderer),
         media_type=MEDIA_TYPE,
         headers=HEADERS,
         # A client that leaves while the server writes leaves the generator suspended.
@@ -76,7 +76,9 @@ async def stream(request: Request[Any, Any, Any], answers: Answers, renderer: Re
     )
 
 
-async def _events(item: Item | None, answers: Answers, renderer: Renderer) -> AsyncIterator[bytes]:
+async def _events(
+    request: Request[Any, Any, Any], item: Item | None, answers: Answers, renderer: Renderer
+) -> AsyncIterator[bytes]:
     encode = msgspec.json.Encoder().encode
     try:
         yield _joined(renderer.opening(), encode)
@@ -86,7 +88,7 @@ async def _events(item: Item | None, answers: Answers, renderer: Renderer) -> As
             item = await answers.next()
         yield _joined(renderer.closing(), encode) + DONE
     except Exception as error:
-        yield _joined([describe(error)[1]], encode)
+        yield _joined([describe(error, request)[1]], encode)
     finally:
         await answers.aclose()
 

@@ -10,7 +10,7 @@ from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_FORMAT_BYTES
 from ssd_pipe.text.deep_stack import on_deep_stack
 
-KINDS = ("text", "json_object", "json_schema", "regex", "choice")
+KINDS = ("text", "json_object", "json_schema", "regex", "choice", "grammar")
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,16}"
 """Between the parts of a JSON text; unbounded, a small model may never leave it."""
 
@@ -26,7 +26,8 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> str:
         return ""
     kind = response_format.get("type")
     if kind not in KINDS:
-        raise _error(f"must be one of {', '.join(KINDS)}, got {kind!r}", "type")
+        got = "nothing" if kind is None else repr(kind)
+        raise _error(f"must be one of {', '.join(KINDS)}, got {got}", "type")
     if kind == "text":
         return ""
     import llguidance  # 60 ms, for those who ask for a grammar
@@ -38,14 +39,15 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> str:
     if size > MAX_FORMAT_BYTES:
         raise _error(f"has {size} bytes, the limit is {MAX_FORMAT_BYTES}")
     if kind == "json_object":
-        grammar = _of_schema({"type": "object"}, _FIELD)
+        # A schema beside it, as llama.cpp has it, is not to be passed over.
+        given = response_format.get("schema")
+        grammar = _of_schema({"type": "object"} if given is None else _object(given, "schema"), "")
     elif kind == "json_schema":
         grammar = _of_schema(_schema(response_format.get("json_schema")), "json_schema")
     elif kind == "regex":
-        regex = response_format.get("regex")
-        if not isinstance(regex, str) or not regex:
-            raise _error("must be a text that is not empty", "regex")
-        grammar = llguidance.LLMatcher.grammar_from_regex(regex)
+        grammar = llguidance.LLMatcher.grammar_from_regex(_text(response_format, "regex"))
+    elif kind == "grammar":
+        grammar = _of_lark(_text(response_format, "grammar"))
     else:
         grammar = _of_choice(response_format.get("choice"))
     reason = on_deep_stack(lambda: llguidance.LLMatcher.validate_grammar(grammar))
@@ -57,10 +59,28 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> str:
 def _schema(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or "schema" not in given:
         raise _error("must be an object with the field schema", "json_schema")
-    schema = given["schema"]
-    if not isinstance(schema, dict):
-        raise _error(f"must be an object, got {schema!r}", "json_schema.schema")
-    return schema
+    return _object(given["schema"], "json_schema.schema")
+
+
+def _object(given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise _error(f"must be an object, got {given!r}", where)
+    return given
+
+
+def _text(response_format: Mapping[str, Any], name: str) -> str:
+    text = response_format.get(name)
+    if not isinstance(text, str) or not text:
+        raise _error("must be a text that is not empty", name)
+    return text
+
+
+def _of_lark(grammar: str) -> str:
+    if grammar.lstrip().startswith("{"):  # the library's own form
+        raise _error("must be a Lark grammar", "grammar")
+    if "::=" in grammar and "start" not in grammar:
+        raise _error("must be a Lark grammar (start: ...), not GBNF or EBNF", "grammar")
+    return grammar
 
 
 def _of_schema(schema: dict[str, Any], where: str) -> str:

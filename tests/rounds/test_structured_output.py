@@ -46,6 +46,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "regex": {"type": "regex", "regex": "[0-9]{3}-[a-f]{2,6}!"},
     "choice": {"type": "choice", "choice": ["yes", 'say "no"', "peut-être"]},
     "object": {"type": "json_object"},
+    "grammar": {"type": "grammar", "grammar": 'start: ("yes" | "no") "," /[0-9]/ "!"'},
 }
 NOISE = {"greedy": NoiseKey(), "sampled": NoiseKey(seed=3, temperature=1.0, top_k=40)}
 
@@ -102,6 +103,8 @@ def expected(target: Path, key: NoiseKey) -> list[int]:
 def check_valid(kind: str, text: str) -> None:
     if kind == "regex":
         assert re.fullmatch(FORMATS["regex"]["regex"], text)
+    elif kind == "grammar":
+        assert re.fullmatch("(yes|no),[0-9]!", text)
     elif kind == "choice":
         assert text in FORMATS["choice"]["choice"]
     else:

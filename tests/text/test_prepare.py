@@ -23,6 +23,9 @@ def prepare(preparer=PREPARER, **params):
     return preparer.prepare(Submit(id="a", prompt="x", params=SamplingParams(**params)))
 
 
+GBNF = {"type": "grammar", "grammar": 'root ::= "a"'}
+
+
 @pytest.mark.parametrize(
     ("params", "field", "words"),
     [
@@ -41,7 +44,19 @@ def prepare(preparer=PREPARER, **params):
         ({"logprobs": -1}, "logprobs", "0..20"),
         ({"n": 0}, "n", "1..128"),
         ({"n": 129}, "n", "1..128"),
-        ({"response_format": {}}, "response_format.type", "json_schema"),
+        (
+            {"response_format": {}},
+            "response_format.type",
+            "json_schema, regex, choice, grammar, got n",
+        ),
+        ({"response_format": GBNF}, "response_format.grammar", "Lark"),
+        ({"response_format": GBNF | {"grammar": "start: x"}}, "response_format.grammar", "unknown"),
+        ({"response_format": GBNF | {"grammar": "{}"}}, "response_format.grammar", "Lark"),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "objekt"}}},
+            "response_format",
+            "objekt",
+        ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
         ({"response_format": schema({"type": "objekt"})}, "response_format.json_schema", "objekt"),
         ({"response_format": schema({"$ref": "#/no"})}, "response_format.json_schema", "/no"),
@@ -102,6 +117,8 @@ def test_stop_ids_are_every_eos_and_the_requests_own():
     "wanted",
     [
         {"type": "json_object"},
+        {"type": "json_object", "schema": {"type": "integer"}},
+        {"type": "grammar", "grammar": 'start: "a" b\nb: /[0-9]+/'},
         schema({}),
         schema({"type": "object", "properties": {"a": {"type": "integer"}}}),
         {"type": "regex", "regex": r"\\d{3}/[a-z]*"},
@@ -162,3 +179,10 @@ def test_a_limit_without_room_is_told_with_the_room_and_its_reason():
     )
     assert (caught.value.code, caught.value.field) == (400, "max_tokens")
     assert PREPARER.prepare(replace(wrong, must_fit=False)).max_tokens == 64 - tokens
+
+
+def test_a_schema_beside_json_object_is_followed():
+    [plain] = prepare(response_format={"type": "json_object"}).keys
+    [key] = prepare(response_format={"type": "json_object", "schema": {"const": "x"}}).keys
+    assert "const" in key.processors.grammar
+    assert key != plain
