@@ -17,13 +17,14 @@ from procs.http.service import Service
 from ssd_pipe.errors import SsdPipeError
 
 SCRAPE_DEADLINE = 3.0  # seconds
+METRICS_TYPE = CONTENT_TYPE_LATEST.partition("; charset")[0]  # the framework adds that
 
 
 class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-@get("/health")
+@get(["/health", "/ping"])
 async def health(service: NamedDependency[Service]) -> Response[Health]:
     """200 when the pipeline serves, also without its draft; 503 with the reason when it cannot."""
     if service.stopping:
@@ -33,7 +34,7 @@ async def health(service: NamedDependency[Service]) -> Response[Health]:
     return Response(found, status_code=503 if found.status == "unavailable" else 200)
 
 
-@get("/metrics", media_type=CONTENT_TYPE_LATEST)
+@get("/metrics", media_type=METRICS_TYPE)
 async def metrics(service: NamedDependency[Service]) -> bytes:
     """Prometheus metrics; without an answer of the pipeline, ``ssd_pipe:up`` is 0."""
     reply = None

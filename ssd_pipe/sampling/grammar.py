@@ -20,6 +20,8 @@ from ssd_pipe.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import llguidance  # at run time only once there is a grammar
 
+_NO_EXTENSION = "NoExtension"  # and longer: llguidance's name for it, which is all it says
+
 
 class Grammars:
     """Compiles grammars for one tokenizer, on a thread, while the prompt is being read.
@@ -84,7 +86,7 @@ class GrammarState:
         """Tokens of output have been added."""
         matcher = self._matcher()
         if matcher is not None and tokens and not matcher.consume_tokens(list(tokens)):
-            self.failure = _first_line(matcher.get_error())
+            self.failure = _reason(matcher.get_error())
 
     def mask(self, suffix: Sequence[int]) -> bytes | None:
         """The tokens allowed after the committed ones and ``suffix``, a bit each, lowest first.
@@ -103,7 +105,7 @@ class GrammarState:
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         reason = ""
         if matcher.is_error():
-            reason = _first_line(matcher.get_error())
+            reason = _reason(matcher.get_error())
         elif mask.count(0) == len(mask):
             reason = "no token of the vocabulary can follow"
         if reason:
@@ -118,13 +120,15 @@ class GrammarState:
         try:
             matcher = self._coming.result()
         except Exception as error:  # whatever the library makes of the tokenizer
-            self.failure = _first_line(str(error))
+            self.failure = _reason(str(error))
             return None
         if matcher.is_error():
-            self.failure = _first_line(matcher.get_error())
+            self.failure = _reason(matcher.get_error())
             return None
         return matcher
 
 
-def _first_line(error: str) -> str:
-    return (error.strip().splitlines() or ["unknown error"])[0]
+def _reason(error: str) -> str:
+    """The library's error without what follows its first line, and in words."""
+    first = (error.strip().splitlines() or ["unknown error"])[0]
+    return "no text can match it from there on" if first.startswith(_NO_EXTENSION) else first

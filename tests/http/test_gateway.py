@@ -12,6 +12,7 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.parser import text_string_to_metric_families
 
 from procs.http.parse import MAX_CHOICES
@@ -485,7 +486,7 @@ def samples(server: Server) -> dict[str, float]:
     """Every sample by name, summed over its labels."""
     values: dict[str, float] = {}
     reply = server.ask("GET", "/metrics")
-    assert reply.headers["Content-Type"].startswith("text/plain")
+    assert reply.headers["Content-Type"] == CONTENT_TYPE_LATEST
     for family in text_string_to_metric_families(reply.body.decode()):
         for sample in family.samples:
             values[sample.name] = values.get(sample.name, 0.0) + sample.value
@@ -497,6 +498,7 @@ def test_health_version_and_description(server: Server, pipe: Client) -> None:
     assert health["status"] == "ok"
     assert set(health["processes"]) == {"scheduler", "frontend", "target-0", "draft", "gateway"}
     assert health["notes"]["scheduler"]["transport"] == "shm"
+    assert server.ask("GET", "/ping").status == 200
     for name in ("target-0", "draft"):
         assert health["notes"][name]["device transport"] in {"cuda-ipc", "nccl", "shm"}
         assert health["notes"][name]["device"]

@@ -18,7 +18,7 @@ from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from ssd_pipe.drafting import growth
 from ssd_pipe.engine.step import FAILED
-from ssd_pipe.sampling.grammar import Grammars
+from ssd_pipe.sampling.grammar import Grammars, Unmaskable
 from ssd_pipe.sampling.shared_noise import judge
 from ssd_pipe.text.response_format import grammar_of
 from ssd_pipe.text.tokenizer import Tokenizer
@@ -252,3 +252,11 @@ def test_a_long_chain_of_references_does_not_end_the_process(grammars: Grammars)
     schema = {"$ref": "#/$defs/0", "$defs": parts | {"1400": {}}}
     grammar = grammar_of({"type": "json_schema", "json_schema": {"schema": schema}})
     assert grammars.start(grammar).mask([])
+
+
+def test_a_schema_that_no_text_matches_says_so(grammars: Grammars) -> None:
+    schema = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}
+    state = grammars.start(grammar_of(schema))
+    with pytest.raises(Unmaskable, match="no text can match it"):
+        state.mask([])
+    assert "no text" in state.failure
