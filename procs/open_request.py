@@ -79,6 +79,7 @@ class OpenRequest:
             tail = self.answer.finish()
             text += tail.text
             finish = "stop" if tail.stopped else finish
+        first = not self.output_tokens
         self.output_tokens += len(ids)
         return Chunk(
             id=self.id,
@@ -95,6 +96,7 @@ class OpenRequest:
             drafted=out.drafted,
             accepted_text=len(lead.text),
             thinking=self._told_thinking(),
+            prompt_tokens=self.prompt_tokens if first else 0,
         )
 
     def cancelled(self) -> Chunk:

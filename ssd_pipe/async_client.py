@@ -93,13 +93,17 @@ class AsyncClient:
         messages: Messages | None = None,
         token_ids: Sequence[int] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         must_fit: bool = False,
         **sampling: Any,
     ) -> AsyncStream:
         """Submit at once; returns the stream of its chunks.
 
         Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``chat_template_kwargs`` are
-        more variables of the model's chat template (``{"enable_thinking": False}``). With
+        more variables of the model's chat template (``{"enable_thinking": False}``).
+        ``add_generation_prompt`` has an answer begin after the messages; without it,
+        ``continue_final_message`` has the last of them go on. With
         ``must_fit``, ``max_tokens`` that do not fit beside the prompt are refused; else the answer
         ends where the context does. ``sampling`` are fields of
         SamplingParams and override ``params``. Raises RequestError for a request that is too long,
@@ -112,6 +116,8 @@ class AsyncClient:
             token_ids=submission.token_ids(token_ids),
             params=submission.sampling(params, sampling),
             chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             must_fit=must_fit,
         )
         data = submission.encode(submit)

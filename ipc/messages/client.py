@@ -27,8 +27,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     """Start a request. Exactly one of ``prompt``, ``messages``, ``token_ids`` is given.
 
     ``id`` is chosen by the client, unique within its connection. ``chat_template_kwargs``: more
-    variables of the chat template ``messages`` are rendered with. ``must_fit``: fail (400) where
-    ``max_tokens`` do not fit beside the prompt, rather than end there.
+    variables of the chat template ``messages`` are rendered with. ``add_generation_prompt``: an
+    answer begins after them; ``continue_final_message``: the last of them goes on, instead.
+    ``must_fit``: fail (400) where ``max_tokens`` do not fit beside the prompt, rather than end
+    there.
     """
 
     id: RequestId
@@ -37,6 +39,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     token_ids: tuple[int, ...] | None = None
     params: SamplingParams = SamplingParams()
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
     must_fit: bool = False
 
 
@@ -123,6 +127,8 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     answer begins with a thought (True), or the answer may begin with that mark itself (False);
     None where the model's chat template knows of no thoughts, or with a
     response format, to which the whole text belongs.
+
+    ``prompt_tokens``: of the prompt, on an answer's first chunk; 0 on others.
     """
 
     id: str
@@ -136,6 +142,7 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
     drafted: int = 0
     accepted_text: int = 0
     thinking: bool | None = None
+    prompt_tokens: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure", kw_only=True):

@@ -21,7 +21,7 @@ Item: TypeAlias = tuple[int, Chunk]
 
 @dataclass(slots=True)
 class Answer:
-    """One answer, as far as it has come; ``thinking`` is its first chunk's."""
+    """One answer, as far as it has come; the last two are its first chunk's."""
 
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -29,6 +29,7 @@ class Answer:
     finish_reason: str = ""
     metrics: RequestMetrics | None = None
     thinking: bool | None = None
+    prompt_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -78,6 +79,8 @@ class Answers:
                 messages=prompt.messages,
                 token_ids=prompt.token_ids,
                 chat_template_kwargs=prompt.template_kwargs,
+                add_generation_prompt=prompt.generation_prompt,
+                continue_final_message=prompt.continued,
                 must_fit=must_fit,
             )
             for prompt in prompts
@@ -132,6 +135,11 @@ class Answers:
             sum(m.cached_prompt_tokens for m in metrics),
         )
 
+    def prompt_tokens_of(self, index: int) -> int:
+        """Tokens of the prompt of one answer; 0 before any answer to it has begun."""
+        first = index - index % self._n
+        return max(answer.prompt_tokens for answer in self.answers[first : first + self._n])
+
     def output_tokens(self) -> int:
         """Tokens of all answers."""
         return sum(a.metrics.output_tokens for a in self.answers if a.metrics is not None)
@@ -154,6 +162,7 @@ class Answers:
             self._last_time[index] = now
         if chunk.thinking is not None:
             answer.thinking = chunk.thinking
+        answer.prompt_tokens = chunk.prompt_tokens or answer.prompt_tokens
         answer.texts.append(chunk.text)
         answer.token_ids += chunk.token_ids
         answer.logprobs += chunk.logprobs

@@ -20,7 +20,7 @@ from procs.http.responses import (
     Delta,
     Usage,
 )
-from procs.http.usage import finish_reason, usage
+from procs.http.usage import Reporting, finish_reason, usage
 from ssd_pipe.text.thinking import Said, ThoughtSplitter
 
 
@@ -36,7 +36,7 @@ class ChatRenderer:
     id: str
     model: str
     created: int
-    include_usage: bool
+    reporting: Reporting
     with_logprobs: bool
     separate_reasoning: bool = True
     _splitters: dict[int, ThoughtSplitter] = field(default_factory=dict)
@@ -44,27 +44,30 @@ class ChatRenderer:
     def opening(self) -> list[msgspec.Struct]:
         """Who speaks."""
         delta = Delta(role="assistant", content="")
-        return [self._chunk(i, delta) for i in range(len(self.answers.answers))]
+        used = [self.reporting.within(self.answers, i, 0) for i in range(len(self.answers.answers))]
+        return [self._chunk(i, delta, used=u) for i, u in enumerate(used)]
 
     def chunk(self, item: Item) -> list[msgspec.Struct]:
         """The text, if any, then the finish reason in an object of its own."""
         index, chunk = item
         events: list[msgspec.Struct] = []
         said = self._split(index, chunk)
+        tokens = len(self.answers.answers[index].token_ids)
+        used = self.reporting.within(self.answers, index, tokens)
         if said.reasoning or said.content or chunk.logprobs:
             silent = said.reasoning and not said.content
             delta = Delta(
                 content=None if silent else said.content,
                 reasoning_content=said.reasoning or None,
             )
-            events.append(self._chunk(index, delta, logprobs=chunk.logprobs))
+            events.append(self._chunk(index, delta, logprobs=chunk.logprobs, used=used))
         if chunk.finish_reason is not None:
-            events.append(self._chunk(index, Delta(), chunk.finish_reason))
+            events.append(self._chunk(index, Delta(), chunk.finish_reason, used=used))
         return events
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage, if it is asked for."""
-        return [self._event([], usage(self.answers))] if self.include_usage else []
+        return [self._event([], usage(self.answers))] if self.reporting.at_end else []
 
     def whole(self) -> ChatCompletion:
         """The response that is not streamed."""
@@ -106,6 +109,8 @@ class ChatRenderer:
         delta: Delta,
         finish: str | None = None,
         logprobs: Sequence[TokenLogprob] = (),
+        *,
+        used: Usage | UnsetType | None,
     ) -> ChatChunk:
         choice = ChatChunkChoice(
             index=index,
@@ -113,7 +118,7 @@ class ChatRenderer:
             finish_reason=finish_reason(finish),
             logprobs=chat_logprobs(logprobs) if self.with_logprobs and logprobs else None,
         )
-        return self._event([choice], None if self.include_usage else UNSET)
+        return self._event([choice], used)
 
     def _event(self, choices: list[ChatChunkChoice], used: Usage | UnsetType | None) -> ChatChunk:
         return ChatChunk(

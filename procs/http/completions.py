@@ -12,7 +12,7 @@ from ipc.messages.client import TokenLogprob
 from procs.http.answers import Answers, Item
 from procs.http.logprobs import CompletionLogprobWriter
 from procs.http.responses import Completion, CompletionChoice, Usage
-from procs.http.usage import finish_reason, usage
+from procs.http.usage import Reporting, finish_reason, usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class CompletionRenderer:
     id: str
     model: str
     created: int
-    include_usage: bool
+    reporting: Reporting
     echoes: list[str]
     writers: list[CompletionLogprobWriter]
     token_ids: bool = False
 
     def opening(self) -> list[msgspec.Struct]:
         """The prompts, for ``echo``."""
-        return [self._chunk(i, echo, None) for i, echo in enumerate(self.echoes) if echo]
+        return [self._chunk(i, 0, echo, None) for i, echo in enumerate(self.echoes) if echo]
 
     def chunk(self, item: Item) -> list[msgspec.Struct]:
         """Nothing for a chunk that has nothing to show: its text is held back."""
@@ -44,11 +44,12 @@ class CompletionRenderer:
         ids = chunk.token_ids if self.token_ids else ()
         if not (chunk.text or chunk.logprobs or chunk.finish_reason or ids):
             return []
-        return [self._chunk(index, chunk.text, chunk.finish_reason, chunk.logprobs, ids)]
+        tokens = len(self.answers.answers[index].token_ids)
+        return [self._chunk(index, tokens, chunk.text, chunk.finish_reason, chunk.logprobs, ids)]
 
     def closing(self) -> list[msgspec.Struct]:
         """The usage, if it is asked for."""
-        if not self.include_usage:
+        if not self.reporting.at_end:
             return []
         return [self._completion([], usage(self.answers))]
 
@@ -65,13 +66,14 @@ class CompletionRenderer:
     def _chunk(
         self,
         index: int,
+        tokens: int,
         text: str,
         finish: str | None,
         logprobs: Sequence[TokenLogprob] = (),
         token_ids: Sequence[int] = (),
     ) -> Completion:
         choice = self._choice(index, text, finish, logprobs, token_ids)
-        return self._completion([choice], None if self.include_usage else UNSET)
+        return self._completion([choice], self.reporting.within(self.answers, index, tokens))
 
     def _choice(
         self,

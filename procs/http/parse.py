@@ -36,12 +36,15 @@ Wanted = TypeVar("Wanted", bound=Body)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt in one of its three forms; ``template_kwargs`` with ``messages`` only."""
+    """One prompt in one of its three forms; ``template_kwargs`` with ``messages`` only, as what
+    says how these end (see Submit)."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[ChatMessage, ...] | None = None
     template_kwargs: dict[str, Any] | None = None
+    generation_prompt: bool = True
+    continued: bool = False
 
 
 def decode(body: bytes, kind: type[Wanted]) -> Wanted:
@@ -90,9 +93,7 @@ def prompts(request: CompletionRequest) -> list[Prompt]:
 
 def conversation(request: ChatRequest) -> Prompt:
     """The messages of a chat request, as text. Raises ApiError naming the message."""
-    return Prompt(
-        messages=_messages(request.messages), template_kwargs=request.chat_template_kwargs
-    )
+    return _chat_prompt(request, request.messages)
 
 
 def to_tokenize(request: TokenizeRequest) -> Prompt:
@@ -100,9 +101,8 @@ def to_tokenize(request: TokenizeRequest) -> Prompt:
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "exactly one of prompt and messages must be given", "prompt")
     if request.messages is not None:
-        messages = _messages(request.messages)
-        return Prompt(messages=messages, template_kwargs=request.chat_template_kwargs)
-    for name in ("add_generation_prompt", "chat_template_kwargs"):
+        return _chat_prompt(request, request.messages)
+    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
         if getattr(request, name) is not None:
             raise ApiError(400, "only with messages", name)
     return Prompt(text=request.prompt)
@@ -179,6 +179,20 @@ def _refuse_unless_neutral(name: str, value: Any) -> None:
     neutral = any(type(value) is type(v) and value == v for v in NEUTRAL.get(name, ()))
     if value is not None and not neutral:
         raise ApiError(400, UNSUPPORTED, name, "unsupported_parameter")
+
+
+def _chat_prompt(
+    request: ChatRequest | TokenizeRequest, messages: Sequence[RequestMessage]
+) -> Prompt:
+    begins, continued = request.add_generation_prompt, bool(request.continue_final_message)
+    if begins and continued:
+        raise ApiError(400, "only without add_generation_prompt", "continue_final_message")
+    return Prompt(
+        messages=_messages(messages),
+        template_kwargs=request.chat_template_kwargs,
+        generation_prompt=not continued if begins is None else begins,
+        continued=continued,
+    )
 
 
 def _messages(given: Sequence[RequestMessage]) -> tuple[ChatMessage, ...]:

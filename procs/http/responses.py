@@ -17,12 +17,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens; each prompt counts once however many answers it gets."""
+    """Tokens; each prompt counts once however many answers it gets. Details come at the end."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from procs.http.responses import ChatCompletion, Completion, ModelCard, ModelLis
 from procs.http.schemas import ChatRequest, CompletionRequest
 from procs.http.service import Service
 from procs.http.sse import stream, unless_gone
+from procs.http.usage import Reporting
 
 
 @post(
@@ -49,7 +50,7 @@ async def completions(
         id=_new_id("cmpl"),
         model=service.model_name,
         created=int(time.time()),
-        include_usage=_include_usage(wanted),
+        reporting=Reporting.of(wanted.stream_options),
         echoes=[echo for echo in echoes for _ in range(n)],
         writers=[CompletionLogprobWriter() for _ in answers.answers]
         if params.logprobs is not None
@@ -83,7 +84,7 @@ async def chat_completions(
         id=_new_id("chatcmpl"),
         model=service.model_name,
         created=int(time.time()),
-        include_usage=_include_usage(wanted),
+        reporting=Reporting.of(wanted.stream_options),
         with_logprobs=params.logprobs is not None,
         separate_reasoning=wanted.separate_reasoning is not False,
     )
@@ -113,10 +114,6 @@ async def _whole(
         return renderer.whole()
     finally:
         await answers.aclose()
-
-
-def _include_usage(wanted: ChatRequest | CompletionRequest) -> bool:
-    return bool(wanted.stream_options is not None and wanted.stream_options.include_usage)
 
 
 def _new_id(prefix: str) -> str:

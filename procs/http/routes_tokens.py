@@ -61,8 +61,9 @@ def _encode(
         ids = tokenizer.encode(prompt.text or "", rendered=wanted.add_special_tokens is False)
     else:
         turns = [{"role": m.role, "content": m.content} for m in prompt.messages]
-        begins = wanted.add_generation_prompt is not False
-        text = tokenizer.render_chat(turns, prompt.template_kwargs, begins)
+        text = tokenizer.render_chat(
+            turns, prompt.template_kwargs, prompt.generation_prompt, prompt.continued
+        )
         ids = tokenizer.encode(text, rendered=not wanted.add_special_tokens)
     return ids, tokenizer.names(ids) if wanted.return_token_strs else None
 

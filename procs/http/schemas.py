@@ -92,8 +92,6 @@ class UnsupportedFields(FormatFields, frozen=True, kw_only=True):
     # of vLLM and SGLang
     chat_template: Any = None
     documents: Any = None
-    add_generation_prompt: Any = None
-    continue_final_message: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
     allowed_token_ids: Any = None
@@ -126,8 +124,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "documents": ([],),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
     "bad_words": ([],),
@@ -148,9 +144,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """``include_usage``: one more chunk at the end, without choices and with the usage."""
+    """``include_usage``: one more chunk at the end, without choices and with the usage.
+
+    ``continuous_usage_stats``, with it: every chunk has the usage so far, of its own answer.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationRequest(UnsupportedFields, frozen=True, kw_only=True):
@@ -215,18 +215,18 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     templates have their own. ``return_token_strs``: answer their names in the vocabulary, too.
     """
 
-    unsupported: ClassVar[tuple[str, ...]] = ("tools", "chat_template", "continue_final_message")
+    unsupported: ClassVar[tuple[str, ...]] = ("tools", "chat_template")
     model: str | None = None
     prompt: str | None = None
     messages: list[RequestMessage] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Refused, as where texts are generated.
     tools: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +241,9 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """``POST /v1/chat/completions``.
 
     ``chat_template_kwargs``: variables of the model's chat template, as
-    ``{"enable_thinking": false}``. ``separate_reasoning``, as SGLang has it: what the model thinks
+    ``{"enable_thinking": false}``. ``add_generation_prompt``: an answer begins after the messages
+    (the default); or with ``continue_final_message`` the last of them goes on.
+    ``separate_reasoning``, as SGLang has it: what the model thinks
     first goes to ``reasoning_content`` (the default), or with false stays in the text.
     """
 
@@ -252,4 +254,6 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     separate_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -12,7 +12,7 @@ from ipc.messages.sampling import GREEDY_BELOW, NoiseKey, Processors
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_SEED, SamplingParams, derived_seed
 from ssd_pipe.text.response_format import grammar_of
-from ssd_pipe.text.thinking import BEGIN
+from ssd_pipe.text.thinking import BEGIN, is_open
 from ssd_pipe.text.tokenizer import Tokenizer
 
 LONG_TEXT = 4096  # characters; more takes longer to tokenize than an event loop should wait
@@ -123,8 +123,7 @@ class Preparer:
                 given[-1] if given else "prompt",
             )
         field = given[0]
-        if submit.chat_template_kwargs is not None and field != "messages":
-            raise RequestError(400, "only with messages", "chat_template_kwargs")
+        self._check_ending(submit)
         if not forms[field]:
             raise RequestError(400, "must not be empty", field)
         thinking = None
@@ -132,10 +131,14 @@ class Preparer:
             tokens = self._encode(submit.prompt, field)
         elif submit.messages is not None:
             turns = [{"role": m.role, "content": m.content} for m in submit.messages]
-            rendered = self._tokenizer.render_chat(turns, submit.chat_template_kwargs)
+            continued = submit.continue_final_message
+            rendered = self._tokenizer.render_chat(
+                turns, submit.chat_template_kwargs, submit.add_generation_prompt, continued
+            )
             tokens = self._encode(rendered, field)
             if self._tokenizer.thinks:
                 thinking = rendered.rstrip().endswith(BEGIN)
+                thinking = thinking or (continued and is_open(turns[-1]["content"]))
         else:
             tokens = list(submit.token_ids or ())
             self._room(len(tokens), field)  # before each of millions is looked at
@@ -143,6 +146,21 @@ class Preparer:
             raise RequestError(400, "holds no tokens", field)
         self._check_ids(tokens, field)
         return field, tokens, thinking
+
+    @staticmethod
+    def _check_ending(submit: Submit) -> None:
+        """Raises RequestError for what says how messages end where there are none, or twice."""
+        given = {
+            "chat_template_kwargs": submit.chat_template_kwargs is not None,
+            "add_generation_prompt": not submit.add_generation_prompt,
+            "continue_final_message": submit.continue_final_message,
+        }
+        for name, said in given.items():
+            if said and submit.messages is None:
+                raise RequestError(400, "only with messages", name)
+        if submit.continue_final_message and submit.add_generation_prompt:
+            reason = "only without add_generation_prompt"
+            raise RequestError(400, reason, "continue_final_message")
 
     def _encode(self, text: str, field: str) -> list[int]:
         # What cannot fit is refused before a minute goes into tokenizing it.

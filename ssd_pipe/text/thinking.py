@@ -11,6 +11,11 @@ from typing import NamedTuple
 BEGIN, END = "<think>", "</think>"
 
 
+def is_open(text: str) -> bool:
+    """Whether a thought begins in ``text`` and does not end in it."""
+    return BEGIN in text and END not in text.rpartition(BEGIN)[2]
+
+
 class Said(NamedTuple):
     """New text of an answer, in its two parts."""
 

@@ -22,6 +22,7 @@ from models.folder import read_object
 from ssd_pipe.errors import ModelError, RequestError
 from ssd_pipe.text.thinking import END
 
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template trims
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
 
@@ -91,20 +92,26 @@ class Tokenizer:
         messages: Sequence[Mapping[str, str]],
         variables: Mapping[str, Any] | None = None,
         generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """The conversation as the text the model was trained on, up to where the answer begins, or
-        without ``generation_prompt`` to the end of its last turn.
+        without ``generation_prompt`` to the end of its last turn, or with
+        ``continue_final_message`` (as transformers has it) to the end of that turn's content.
 
         ``variables`` are more of the template's, as ``{"enable_thinking": False}``; it ignores
         those that it does not know. Raises RequestError (400) without a chat template, for
-        variables that are not the caller's to set, or if the template refuses.
+        variables that are not the caller's to set, if the template refuses, or if it does not keep
+        the message to be continued.
         """
         if self._template is None:
             raise RequestError(400, "the target model has no chat template", "messages")
         if not messages:
             raise RequestError(400, "must hold at least one message", "messages")
+        turns = [dict(m) for m in messages]
+        if continue_final_message:
+            turns[-1]["content"] += _CONTINUED
         own: dict[str, Any] = {
-            "messages": [dict(m) for m in messages],
+            "messages": turns,
             "tools": None,
             "documents": None,
             "add_generation_prompt": generation_prompt,
@@ -114,9 +121,10 @@ class Tokenizer:
         if taken:
             raise RequestError(400, f"cannot set {', '.join(taken)}", "chat_template_kwargs")
         try:
-            return self._template.render({**(variables or {}), **own})
+            text = self._template.render({**(variables or {}), **own})
         except Exception as error:  # the template is the model's, its variables are the client's
             raise RequestError(400, f"the chat template refused: {error}", "messages") from None
+        return _up_to(text, messages[-1]["content"]) if continue_final_message else text
 
     def least_tokens(self, text: str) -> int:
         """No fewer tokens than these will ``text`` be; found in no time."""
@@ -144,6 +152,17 @@ class Tokenizer:
                 raise RequestError(400, f"{token_id} is not the id of a token", "tokens")
             names.append(name)
         return names
+
+
+def _up_to(rendered: str, message: str) -> str:
+    """``rendered`` to where ``message``, marked with _CONTINUED, ends."""
+    end = rendered.rfind(_CONTINUED.rstrip())
+    if end < 0 or message.strip() not in rendered:
+        reason = "the chat template does not keep the last message as it is"
+        raise RequestError(400, reason, "continue_final_message")
+    kept = rendered[:end]
+    # A template that has trimmed the mark would have trimmed the message.
+    return kept if rendered.startswith(_CONTINUED, end) else kept.rstrip()
 
 
 def _bounds(backend: tokenizers.Tokenizer) -> tuple[int, str]:

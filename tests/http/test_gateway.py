@@ -117,6 +117,48 @@ def test_chat_whole_and_streamed_say_the_same(api: openai.OpenAI) -> None:
     assert all(p.usage is None for p in parts)
 
 
+def test_every_chunk_tells_the_usage_where_that_is_asked_for(api: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    said: dict[str, Any] = {"model": MODEL, "max_tokens": 9, "stream": True, "n": 2}
+    said |= {"stream_options": options, "extra_body": {"ignore_eos": True}}
+    chats = api.chat.completions.create(**said, messages=HELLO)
+    texts = api.completions.create(**said, prompt=["hello", "hi"], echo=True)
+    lengths = (("hello", "hello", "hi", "hi"), (None, None))
+    for chunks, prompts in zip((texts, chats), lengths, strict=True):
+        *parts, last = list(chunks)
+        assert last.usage.completion_tokens == 9 * len(prompts)
+        counts: dict[int, list[int]] = {i: [] for i in range(len(prompts))}
+        for part in parts:
+            index = part.choices[0].index
+            if part.usage is None:  # an echo before anything of its prompt has come
+                assert prompts[index] is not None
+                assert not counts[index]
+                continue
+            prompt = last.usage.prompt_tokens if prompts[index] is None else len(prompts[index])
+            counts[index].append(part.usage.completion_tokens)
+            assert part.usage.prompt_tokens == prompt
+            assert part.usage.total_tokens == prompt + counts[index][-1]
+        for values in counts.values():
+            assert values == sorted(values)
+            assert values[-1] == 9
+
+
+def test_the_last_message_goes_on(server: Server, pipe: Client) -> None:
+    """The template of these models ends a turn with a line's end."""
+    turns = [*HELLO, {"role": "assistant", "content": "I am "}]
+    expected = pipe.generate("<s>user: hello\n<s>assistant: I am ", max_tokens=8).text
+    asked: dict[str, Any] = {"messages": turns, "max_tokens": 8, "temperature": 0}
+    for more in ({}, {"add_generation_prompt": False}):
+        reply = server.post(CHAT, **asked, **more, continue_final_message=True)
+        assert reply.json["choices"][0]["message"]["content"] == expected
+    ended = server.post(CHAT, **asked, add_generation_prompt=False).json["usage"]["prompt_tokens"]
+    assert ended == reply.json["usage"]["prompt_tokens"] + 1
+    with pytest.raises(RequestError, match="continue_final_message: only without"):
+        pipe.generate(messages=turns, continue_final_message=True)
+    with pytest.raises(RequestError, match="add_generation_prompt: only with messages"):
+        pipe.generate("x", add_generation_prompt=False)
+
+
 def test_completions_stream(api: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": MODEL, "prompt": ["ab", "xyz"], "temperature": 0}
     whole = api.completions.create(**asked, echo=True)
@@ -260,7 +302,15 @@ def test_logprobs_describe_the_tokens_of_the_answer(api: openai.OpenAI) -> None:
         (COMPLETIONS, {"prompt_embeds": "AAAA"}, "prompt_embeds"),
         (COMPLETIONS, {"prompt": "x", "add_special_tokens": False}, "add_special_tokens"),
         (COMPLETIONS, {}, "prompt"),
-        (CHAT, {"messages": HELLO, "continue_final_message": True}, "continue_final_message"),
+        (
+            CHAT,
+            {
+                "messages": HELLO,
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "continue_final_message",
+        ),
         (CHAT, {"messages": HELLO, "chat_template": "{{ messages }}"}, "chat_template"),
         (CHAT, {"messages": HELLO, "chat_template_kwargs": 1}, "chat_template_kwargs"),
         (

@@ -56,6 +56,11 @@ def test_a_conversation_is_tokenized_as_the_model_reads_it(http: httpx.Client) -
     assert told["tokens"] == byte_level().encode("<s>user: hi\n+", rendered=True)
 
 
+def test_a_conversation_whose_last_message_goes_on(http: httpx.Client) -> None:
+    told = ask(http, "/tokenize", messages=TURNS, continue_final_message=True)
+    assert told["tokens"] == byte_level().encode("<s>user: hi", rendered=True)
+
+
 def test_a_text_longer_than_the_context_has_tokens_too(http: httpx.Client) -> None:
     assert ask(http, "/tokenize", prompt="a b " * MAX_LEN)["count"] > MAX_LEN
 
@@ -67,7 +72,8 @@ def test_a_text_longer_than_the_context_has_tokens_too(http: httpx.Client) -> No
         ("/tokenize", {"prompt": "a", "messages": TURNS}, 400, "exactly one of"),
         ("/tokenize", {"messages": []}, 400, "messages: must hold at least one"),
         ("/tokenize", {"messages": [{"role": "x", "content": ""}]}, 400, "messages.0.role"),
-        ("/tokenize", {"messages": TURNS, "continue_final_message": True}, 400, "not supported"),
+        ("/tokenize", {"messages": TURNS, "chat_template": "x"}, 400, "not supported"),
+        ("/tokenize", {"prompt": "a", "continue_final_message": True}, 400, "only with messages"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, 400, "only with messages"),
         ("/tokenize", {"prompt": 1}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "does not exist"),

@@ -186,3 +186,18 @@ def test_a_schema_beside_json_object_is_followed():
     [key] = prepare(response_format={"type": "json_object", "schema": {"const": "x"}}).keys
     assert "const" in key.processors.grammar
     assert key != plain
+
+
+@pytest.mark.parametrize(
+    ("said", "thinking"), [("<think>so", True), ("<think>so</think> a", False), ("a", False)]
+)
+def test_a_thought_that_the_last_message_began_goes_on(said, thinking):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}{# </think> #}"
+    preparer = Preparer(Tokenizer(byte_level().backend, template), [2], VOCAB, 64)
+    submit = Submit(
+        id="a",
+        messages=(ChatMessage("assistant", said),),
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert preparer.prepare(submit).thinking is thinking

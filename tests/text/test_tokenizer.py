@@ -5,7 +5,6 @@ import threading
 import time
 
 import pytest
-
 from ssd_pipe.errors import ModelError, RequestError
 from ssd_pipe.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_fallback, byte_level
@@ -81,6 +80,30 @@ def test_a_conversation_can_end_with_its_last_turn():
     assert made.render_chat(turns, generation_prompt=False) == "<hi>"
     with pytest.raises(RequestError, match="cannot set add_generation_prompt"):
         made.render_chat(turns, {"add_generation_prompt": False})
+
+
+@pytest.mark.parametrize("trimmed", ["", " | trim"])
+@pytest.mark.parametrize("content", ["hi", " two words  ", "", "a > b <b>", "hi hi"])
+def test_a_last_message_goes_on_as_transformers_has_it(content, trimmed):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    template = "{% for m in messages %}<{{ m.content" + trimmed + " }}>{% endfor %}"
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": content}]
+    [expected], _ = render_jinja_template(
+        [turns], chat_template=template, continue_final_message=True
+    )
+    made = Tokenizer(byte_level().backend, template)
+    assert made.render_chat(turns, None, False, continue_final_message=True) == expected
+    assert turns[-1]["content"] == content
+
+
+def test_a_last_message_that_the_template_does_not_keep_cannot_go_on():
+    for shown in ("messages[0].content", "messages[1].content.split('.')[-1]"):
+        made = Tokenizer(byte_level().backend, "{{ " + shown + " }}")
+        turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a.b"}]
+        with pytest.raises(RequestError, match="does not keep") as caught:
+            made.render_chat(turns, None, False, continue_final_message=True)
+        assert (caught.value.code, caught.value.field) == (400, "continue_final_message")
 
 
 def test_a_long_prompt_keeps_no_other_thread_waiting():
