@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+
 from ssd_pipe.errors import ModelError, RequestError
 from ssd_pipe.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_fallback, byte_level
