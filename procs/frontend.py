@@ -214,7 +214,7 @@ class Frontend:
                 id=key[1],
                 rid=rid,
                 answer=AnswerText(
-                    self._detokenizers.new(),
+                    self._detokenizers.new(special=not params.skip_special_tokens),
                     params.stop,
                     params.include_stop_str_in_output,
                     params.min_tokens,

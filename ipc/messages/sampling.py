@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stop: texts that end the answer; none of them is ever part of it.
         stop_token_ids: token ids that end the answer, besides the model's own.
         include_stop_str_in_output: keep the stop text, or the text of the stop token, at the end.
+        skip_special_tokens: leave special tokens out of the text.
         min_tokens: no EOS, stop token or stop text before so many tokens of output.
         repetition_penalty: divides positive logits of tokens in prompt or output, multiplies
             negative ones (Keskar et al., arXiv 1909.05858); 1 is off.
@@ -62,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     min_tokens: int = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0

@@ -124,6 +124,9 @@ def sampling(request: GenerationRequest, n: int, max_model_len: int) -> Sampling
     """
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "only with stream = true", "stream_options")
+    if request.skip_special_tokens is False and request.spaces_between_special_tokens is False:
+        # Those that are left out have no spaces anyway.
+        raise ApiError(400, UNSUPPORTED, "spaces_between_special_tokens", "unsupported_parameter")
     values: dict[str, Any] = {
         "n": n,
         "temperature": TEMPERATURE,

@@ -36,6 +36,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
     timeout: float | None = None
 
@@ -96,7 +97,6 @@ class UnsupportedFields(FormatFields, frozen=True, kw_only=True):
     length_penalty: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
-    skip_special_tokens: Any = None
     truncate_prompt_tokens: Any = None
     prompt_logprobs: Any = None
     guided_whitespace_pattern: Any = None
@@ -127,7 +127,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
     "bad_words": ([],),
-    "skip_special_tokens": (True,),
     "logits_processors": ([],),
     "no_stop_trim": (False,),
     "n_predict": (-1,),
@@ -163,6 +162,7 @@ class GenerationRequest(UnsupportedFields, frozen=True, kw_only=True):
     model: str | None = None
     n: Int | None = None
     max_tokens: Int | None = None
+    spaces_between_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -21,7 +21,8 @@ _SPACE = "\u2581"  # what sentencepiece writes for a space
 
 
 class Detokenizer(Protocol):
-    """One per answer. The texts of all calls concatenate to ``tokenizer.decode(all ids)``."""
+    """One per answer. The texts of all calls concatenate to ``tokenizer.decode(all ids)``, with
+    special tokens if it is to show them."""
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that is certain after these ids too; characters split over tokens wait."""
@@ -36,12 +37,14 @@ class DetokenizerFactory:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._byte_level = _is_byte_level(tokenizer)
-        self._token_bytes = _TokenBytes(tokenizer)
+        self._token_bytes = _TokenBytes(tokenizer, special=False)
+        self._all_bytes = _TokenBytes(tokenizer, special=True)
 
-    def new(self) -> Detokenizer:
+    def new(self, special: bool = False) -> Detokenizer:
+        """``special``: that shows special tokens, by their names."""
         if self._byte_level:
-            return ByteStreamDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self._tokenizer)
+            return ByteStreamDetokenizer(self._all_bytes if special else self._token_bytes)
+        return WindowDetokenizer(self._tokenizer, special)
 
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 text of one token by itself, maybe part of a character; a special token's name."""
@@ -57,15 +60,17 @@ class DetokenizerFactory:
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Bytes of each token of a byte-level vocabulary, filled as tokens are seen."""
+    """Bytes of each token of a byte-level vocabulary, filled as tokens are seen; none of special
+    ones unless ``special``."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: bool) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+        self._left_out = frozenset() if special else tokenizer.special_ids
         self._byte_of = byte_of_char()
 
     def __missing__(self, token_id: int) -> bytes:
-        if token_id in self._tokenizer.special_ids:
+        if token_id in self._left_out:
             value = b""
         else:
             text = self._tokenizer.backend.id_to_token(token_id) or ""
@@ -98,14 +103,15 @@ class WindowDetokenizer:
     at all, so an invalid last byte changes the text of the first.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._special = special
         self._context: list[int] = []
         self._waiting: list[int] = []
 
     def push(self, ids: Sequence[int]) -> str:
-        special = self._tokenizer.special_ids
-        self._waiting += [i for i in ids if i not in special]
+        left_out = frozenset() if self._special else self._tokenizer.special_ids
+        self._waiting += [i for i in ids if i not in left_out]
         if not self._waiting:
             return ""
         last = self._tokenizer.backend.id_to_token(self._waiting[-1]) or ""
@@ -123,8 +129,9 @@ class WindowDetokenizer:
         return text
 
     def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._context)
-        return self._tokenizer.decode(self._context + self._waiting)[len(before) :]
+        before = self._tokenizer.decode(self._context, self._special)
+        whole = self._tokenizer.decode(self._context + self._waiting, self._special)
+        return whole[len(before) :]
 
     def _advance(self, text: str) -> None:
         # The context must hold text: a decoder strips the space of the first token that has any.

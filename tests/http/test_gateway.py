@@ -296,6 +296,15 @@ def test_logprobs_describe_the_tokens_of_the_answer(api: openai.OpenAI) -> None:
         (CHAT, {"messages": HELLO, "structured_outputs": {"json": {}, "choice": ["a"]}}, ...),
         (CHAT, {"messages": HELLO, "response_format": {}}, "response_format.type"),
         (CHAT, {"messages": HELLO, "echo": True}, "echo"),
+        (
+            CHAT,
+            {
+                "messages": HELLO,
+                "skip_special_tokens": False,
+                "spaces_between_special_tokens": False,
+            },
+            "spaces_between_special_tokens",
+        ),
         (CHAT, {"messages": HELLO, "seed": -2}, "seed"),
         (CHAT, {"messages": HELLO, "max_tokens": 1.5}, "max_tokens"),
         (CHAT, {"messages": HELLO, "repeat_penalty": 1.1}, "repeat_penalty"),
@@ -361,6 +370,7 @@ def test_what_changes_nothing_is_accepted(server: Server) -> None:
         "tool_choice": "auto",
         "top_k": -1,
         "skip_special_tokens": True,
+        "spaces_between_special_tokens": False,
         "repeat_penalty": 1.0,
         "mirostat": 0,
         "echo": False,

@@ -175,6 +175,18 @@ def test_stop_texts_and_ids_can_be_kept(run, wire):
     assert wire.recv().text == "dogx"
 
 
+def test_special_tokens_are_shown_where_they_are_wanted(run, wire):
+    for skipped, expected in ((True, "ab"), (False, "a<s>b")):
+        params = SamplingParams(skip_special_tokens=skipped, stop=("</s>",))
+        wire.send(Submit(id="a", prompt="x", params=params))
+        added = run.peer.add()
+        run.peer.send(TokensOut(added.rid, [*ids("a"), 1, *ids("b")], 0))
+        text = wire.recv().text
+        # A stop text may be a special token's.
+        run.peer.send(TokensOut(added.rid, [2, *ids("c")], 0, "length"))
+        assert text + wire.recv().text == expected + "c" * skipped
+
+
 def test_no_stop_text_before_min_tokens(run, wire):
     params = SamplingParams(stop=("ab",), min_tokens=3)
     wire.send(Submit(id="a", prompt="x", params=params))

@@ -13,9 +13,9 @@ from tests.text.vocabularies import SPECIALS, byte_fallback, byte_level
 MAKERS = pytest.mark.parametrize("make", [byte_level, byte_fallback])
 
 
-def pieces(tokenizer, ids, cuts):
+def pieces(tokenizer, ids, cuts, special=False):
     """Texts of pushing ``ids`` cut at ``cuts``, then of finish."""
-    detokenizer = DetokenizerFactory(tokenizer).new()
+    detokenizer = DetokenizerFactory(tokenizer).new(special)
     out, start = [], 0
     for end in [*sorted({c for c in cuts if c < len(ids)}), len(ids)]:
         out.append(detokenizer.push(ids[start:end]))
@@ -29,12 +29,13 @@ def test_the_kind_of_decoder_picks_the_implementation():
 
 
 @MAKERS
+@pytest.mark.parametrize("special", [False, True])
 @given(data=st.data())
-def test_chunks_of_any_ids_concatenate_to_the_full_decode(make, data):
+def test_chunks_of_any_ids_concatenate_to_the_full_decode(make, special, data):
     tokenizer = make()
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
     cuts = data.draw(st.lists(st.integers(0, 40), max_size=40))
-    assert "".join(pieces(tokenizer, ids, cuts)) == tokenizer.decode(ids)
+    assert "".join(pieces(tokenizer, ids, cuts, special)) == tokenizer.decode(ids, special)
 
 
 @MAKERS
