@@ -59,6 +59,19 @@ def test_penalties_and_bias_give_the_same_tokens_in_every_mode(clients: dict[str
     assert 71 not in shaped.token_ids
 
 
+def test_only_allowed_ids_and_no_bad_words(clients: dict[str, Client]) -> None:
+    few = everywhere(clients, **SAMPLED, allowed_token_ids=(70, 71, 80, 90))
+    assert set(few.token_ids) == {70, 71, 80, 90}
+    wordy = SAMPLED | {"allowed_token_ids": None, "logit_bias": {70: 9.0, 71: 9.0, 80: 9.0}}
+    text = everywhere(clients, **wordy).text
+    pairs = sorted({text[i : i + 2] for i in range(len(text) - 1) if text[i : i + 2].isalnum()})
+    bad = tuple(pairs[:3])
+    assert len(bad) == 3
+    other = everywhere(clients, **wordy, bad_words=bad)
+    assert not any(word in other.text for word in bad)
+    assert len(other.token_ids) == SAMPLED["max_tokens"]
+
+
 def test_logprobs_come_one_per_token(clients: dict[str, Client]) -> None:
     result = everywhere(clients, **SHAPED, logprobs=3)
     assert [entry.token_id for entry in result.logprobs] == list(result.token_ids)

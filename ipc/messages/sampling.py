@@ -15,6 +15,8 @@ MAX_TOKENS = 2**63 - 1
 _TOKEN_IDS = range(2**31)
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MAX_ALLOWED = 1024
+MAX_BAD_WORDS = 64
 MAX_CHOICES = 128
 MAX_FORMAT_BYTES = 64 << 10
 MAX_TIMEOUT = 86400  # seconds
@@ -41,6 +43,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         presence_penalty: taken once off the logits of tokens in the output, in [-2, 2].
         frequency_penalty: taken off them once per occurrence, in [-2, 2].
         logit_bias: token id -> what is added to its logit, in [-100, 100].
+        allowed_token_ids: no other token is chosen, be it the end of a text; None = any may be.
+        bad_words: texts that are not written, at the beginning of a word or as one after a space;
+            told by their tokens, as vLLM does, so that other tokens may spell them.
         logprobs: None, or how many of the most likely tokens to report at each position (0..20),
             besides the one chosen. Of the model's own distribution: before logit bias, penalties,
             grammar and temperature.
@@ -69,6 +74,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     response_format: dict[str, Any] | None = None
     n: int = 1
@@ -123,7 +130,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "timeout",
             f"must be a positive number of seconds, at most {MAX_TIMEOUT}",
         )
+        check(len(self.bad_words) <= MAX_BAD_WORDS, "bad_words", f"at most {MAX_BAD_WORDS} texts")
+        check(
+            all(word.strip() and len(word) <= 256 for word in self.bad_words),
+            "bad_words",
+            "each 1 to 256 characters, not only spaces",
+        )
         self._validate_bias()
+        self._validate_allowed()
+
+    def _validate_allowed(self) -> None:
+        allowed = self.allowed_token_ids
+        if allowed is None:
+            return
+        if not 1 <= len(allowed) <= MAX_ALLOWED:
+            reason = f"must be 1 to {MAX_ALLOWED} ids, got {len(allowed)}"
+            raise RequestError(400, reason, "allowed_token_ids")
+        if self.bad_words:  # or nothing might be left
+            raise RequestError(400, "not together with bad_words", "allowed_token_ids")
 
     def _validate_bias(self) -> None:
         bias = self.logit_bias or {}
@@ -156,6 +180,8 @@ class Processors(msgspec.Struct, frozen=True, array_like=True):
         min_tokens: ``stop_ids`` are impossible until so many tokens of output exist.
         stop_ids: every id that ends the request.
         grammar: what the output must match, in llguidance's form; empty: anything.
+        allowed: the only tokens that are possible; empty: all are.
+        bad: sequences of tokens that the output must not hold.
     """
 
     prompt_len: int = 0
@@ -166,6 +192,8 @@ class Processors(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
     grammar: str = ""
+    allowed: tuple[int, ...] = ()
+    bad: tuple[tuple[int, ...], ...] = ()
 
     @property
     def neutral(self) -> bool:
@@ -173,7 +201,8 @@ class Processors(msgspec.Struct, frozen=True, array_like=True):
         plain = self.repetition_penalty == 1 and not (
             self.presence_penalty or self.frequency_penalty or self.logit_bias or self.grammar
         )
-        return plain and not (self.min_tokens and self.stop_ids)
+        held_back = self.min_tokens and self.stop_ids
+        return plain and not (held_back or self.allowed or self.bad)
 
     @property
     def penalises(self) -> bool:
@@ -182,7 +211,8 @@ class Processors(msgspec.Struct, frozen=True, array_like=True):
     @property
     def wire_bytes(self) -> int:
         """About how much room it takes in a message, generously."""
-        return 64 + len(self.grammar.encode()) + 16 * len(self.logit_bias) + 5 * len(self.stop_ids)
+        ids = len(self.stop_ids) + len(self.allowed) + sum(len(word) + 1 for word in self.bad)
+        return 64 + len(self.grammar.encode()) + 16 * len(self.logit_bias) + 5 * ids
 
 
 GREEDY_BELOW = 1e-5

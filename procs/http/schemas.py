@@ -30,6 +30,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
     seed: Int | None = None
     min_tokens: Int | None = None
     stop: str | list[str] | None = None
@@ -95,8 +97,6 @@ class UnsupportedFields(FormatFields, frozen=True, kw_only=True):
     documents: Any = None
     use_beam_search: Any = None
     length_penalty: Any = None
-    allowed_token_ids: Any = None
-    bad_words: Any = None
     truncate_prompt_tokens: Any = None
     prompt_logprobs: Any = None
     guided_whitespace_pattern: Any = None
@@ -126,7 +126,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "no_stop_trim": (False,),
     "n_predict": (-1,),

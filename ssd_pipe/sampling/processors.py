@@ -1,9 +1,10 @@
-"""Logit bias, min_tokens, penalties and grammar, at any place of a chain or branch.
+"""Logit bias, min_tokens, penalties, words, ids and grammar, at any place of a chain or branch.
 
 A row of logits belongs to a sequence and to the tokens supposed to follow its committed ones. The
 order is that of vLLM's v1 sampler: bias, then stop ids under min_tokens, then penalties
 (repetition over prompt and output; frequency and presence over the output), all before the
-temperature; the grammar's mask may come at any time. Only the few tokens that change are touched.
+temperature; what makes tokens impossible (bad words, all but the allowed ids, the grammar's mask)
+may come at any time. Only the few tokens that change are touched.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ import numpy as np
 import torch
 
 from ipc.messages.sampling import Processors
+from ssd_pipe.sampling.edits import Edits
 from ssd_pipe.sampling.grammar import Grammars, GrammarState, Unmaskable
-
-NEG_INF = float("-inf")
 
 
 class SequenceRules:
@@ -48,6 +48,9 @@ class SequenceRules:
         self._bias_ids = np.array([t for t, _ in settings.logit_bias], np.int64)
         self._bias = np.array([value for _, value in settings.logit_bias], np.float32)
         self._stops = np.array(settings.stop_ids, np.int64)
+        self._allowed = np.array(settings.allowed, np.int64)
+        self._reach = max((len(word) - 1 for word in settings.bad), default=0)
+        self._tail: list[int] = []  # of the output, as long as a bad word may reach back
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take in the tokens that follow the first ``length``."""
@@ -60,6 +63,9 @@ class SequenceRules:
             if settings.repetition_penalty != 1:
                 self._counts.add(tokens[:prompt], 0)
             self._counts.add(output, 1)
+        if self._reach:
+            tail = [*self._tail, *output]
+            self._tail = tail[max(0, len(tail) - self._reach) :]
         if self.grammar is not None and output:
             self.grammar.commit(output)
             self.failure = self.grammar.failure
@@ -71,6 +77,10 @@ class SequenceRules:
             edits.bias(row, self._bias_ids, self._bias)
         if self.length - settings.prompt_len + len(suffix) < settings.min_tokens:
             edits.ban(row, self._stops)
+        if settings.bad and (endings := self._endings(suffix)):
+            edits.ban(row, np.array(endings, np.int64))
+        if settings.allowed:
+            edits.allow(row, self._allowed)
         if settings.penalises:
             edits.penalise(row, *self._counts.after(suffix), settings)
         if masked and self.grammar is not None:
@@ -83,6 +93,15 @@ class SequenceRules:
                 return
             if mask is not None:
                 edits.mask(row, mask)
+
+    def _endings(self, suffix: Sequence[int]) -> list[int]:
+        """The tokens that would complete a bad word."""
+        past = (*self._tail, *suffix)
+        return [
+            word[-1]
+            for word in self.settings.bad
+            if len(word) <= len(past) + 1 and past[len(past) - len(word) + 1 :] == word[:-1]
+        ]
 
 
 class TokenCounts:
@@ -123,119 +142,6 @@ class TokenCounts:
             ids = np.append(ids, np.fromiter(new.keys(), np.int64))
             counts = np.append(counts, np.fromiter(new.values(), np.float32))
         return ids, counts
-
-
-class Edits:
-    """Changes to single logits of a batch [N, V], gathered row by row and made all at once."""
-
-    def __init__(self) -> None:
-        self._biases: list[tuple[int, np.ndarray, np.ndarray]] = []
-        self._bans: list[tuple[int, np.ndarray]] = []
-        self._penalties: list[tuple[int, np.ndarray, np.ndarray, Processors]] = []
-        self._masks: list[tuple[int, bytes]] = []
-
-    def bias(self, row: int, ids: np.ndarray, values: np.ndarray) -> None:
-        """Add ``values`` to the logits of distinct ``ids``."""
-        self._biases.append((row, ids, values))
-
-    def ban(self, row: int, ids: np.ndarray) -> None:
-        """Make ``ids`` impossible."""
-        self._bans.append((row, ids))
-
-    def penalise(self, row: int, ids: np.ndarray, counts: np.ndarray, settings: Processors) -> None:
-        """Penalise distinct ``ids``, which occur ``counts`` times in the output."""
-        self._penalties.append((row, ids, counts, settings))
-
-    def mask(self, row: int, allowed: bytes) -> None:
-        """Make everything impossible whose bit in ``allowed`` is not set."""
-        self._masks.append((row, allowed))
-
-    def apply(self, logits: torch.Tensor) -> None:
-        """Make the changes in float32 [N, V]. Ids beyond V are ignored."""
-        if self._biases:
-            places = _Places.of([(r, ids) for r, ids, _ in self._biases], logits)
-            values = np.concatenate([v for *_, v in self._biases])
-            places.put(places.take() + places.tensor(values))
-        if self._bans:
-            _Places.of(self._bans, logits).put(NEG_INF)
-        if self._penalties:
-            self._penalise(logits)
-        if self._masks:
-            self._mask(logits)
-
-    def _penalise(self, logits: torch.Tensor) -> None:
-        places = _Places.of([(r, ids) for r, ids, *_ in self._penalties], logits)
-        sizes = [len(ids) for _, ids, *_ in self._penalties]
-        rules = [rules for *_, rules in self._penalties]
-
-        def spread(values: list[float]) -> torch.Tensor:
-            return places.tensor(np.repeat(np.array(values, np.float32), sizes))
-
-        counts = places.tensor(np.concatenate([c for _, _, c, _ in self._penalties]))
-        repetition = spread([r.repetition_penalty for r in rules])
-        x = places.take()
-        x = torch.where(x > 0, x / repetition, x * repetition)
-        x = x - spread([r.frequency_penalty for r in rules]) * counts
-        x = x - spread([r.presence_penalty for r in rules]) * (counts > 0)
-        places.put(x)
-
-    def _mask(self, logits: torch.Tensor) -> None:
-        device, vocab = logits.device, logits.shape[1]
-        width = -(-vocab // 8)
-        packed = np.stack([np.frombuffer(mask, np.uint8, width) for _, mask in self._masks])
-        packed[:, -1] &= (1 << (vocab - 8 * (width - 1))) - 1
-        # Of a cut vocabulary nothing may be left; the target will have the say.
-        some = packed.any(axis=1)
-        rows = np.array([row for row, _ in self._masks])[some]
-        packed = ~packed[some]
-        if device.type == "cpu":
-            bits = np.unpackbits(packed, axis=1, count=vocab, bitorder="little").view(np.bool_)
-            for row, banned in zip(rows.tolist(), torch.from_numpy(bits), strict=True):
-                logits[row].masked_fill_(banned, NEG_INF)
-            return
-        index = torch.from_numpy(rows).to(device)
-        banned = unpack_bits(torch.from_numpy(packed).to(device), vocab)
-        logits[index] = logits[index].masked_fill(banned, NEG_INF)
-
-
-def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """The first ``count`` bits of each row, lowest first: uint8 [M, W] -> bool [M, count]."""
-    powers = torch.tensor([1 << i for i in range(8)], dtype=torch.uint8, device=packed.device)
-    return packed[:, :, None].bitwise_and(powers).ne(0).flatten(1)[:, :count]
-
-
-class _Places(NamedTuple):
-    """Single logits of a batch; ``kept`` are the given ones whose id is below V."""
-
-    logits: torch.Tensor
-    rows: torch.Tensor
-    ids: torch.Tensor
-    kept: np.ndarray | None
-
-    @classmethod
-    def of(cls, where: Sequence[tuple[int, np.ndarray]], logits: torch.Tensor) -> _Places:
-        rows = np.repeat([row for row, _ in where], [len(ids) for _, ids in where])
-        ids = np.concatenate([ids for _, ids in where])
-        kept = None
-        inside = ids < logits.shape[1]
-        if not inside.all():
-            kept, rows, ids = inside, rows[inside], ids[inside]
-        device = logits.device
-        return cls(
-            logits, torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device), kept
-        )
-
-    def tensor(self, values: np.ndarray) -> torch.Tensor:
-        """``values``, one per given place, of the kept places."""
-        return torch.from_numpy(values if self.kept is None else values[self.kept]).to(
-            self.logits.device
-        )
-
-    def take(self) -> torch.Tensor:
-        return self.logits[self.rows, self.ids]
-
-    def put(self, values: torch.Tensor | float) -> None:
-        self.logits[self.rows, self.ids] = torch.as_tensor(values, device=self.logits.device)
 
 
 class Place(NamedTuple):

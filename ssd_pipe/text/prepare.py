@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,7 @@ class Preparer:
         params.validate()
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_ids(tuple(params.logit_bias or ()), "logit_bias")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
         grammar = self._grammar(params)
         field, tokens, thinking = self._tokens(submit)
         room = self._room(len(tokens), field)
@@ -89,7 +90,12 @@ class Preparer:
             min_tokens=params.min_tokens,
             stop_ids=tuple(stop_ids),
             grammar=grammar,
+            allowed=params.allowed_token_ids or (),
+            bad=tuple(dict.fromkeys(self._bad_words(params))),
         )
+        if params.min_tokens and processors.allowed and not set(processors.allowed) - set(stop_ids):
+            reason = "every one of them ends the text, which is not to be before min_tokens"
+            raise RequestError(400, reason, "allowed_token_ids")
         keys = _keys(params, None if processors.neutral else processors)
         if grammar:  # such a text is all answer, and cannot end a thought the prompt began
             thinking = None
@@ -99,13 +105,26 @@ class Preparer:
         grammar = grammar_of(params.response_format)
         if not grammar:
             return ""
-        # The grammar says where the text ends, and only an EOS can say so.
-        for field, given in (("ignore_eos", params.ignore_eos), ("min_tokens", params.min_tokens)):
-            if given:
+        # The grammar says where the text ends, and only an EOS can say so; and something must be
+        # left of what it allows.
+        for field in ("ignore_eos", "min_tokens", "allowed_token_ids", "bad_words"):
+            if getattr(params, field):
                 raise RequestError(400, "cannot be combined with response_format", field)
         if not self._eos_ids:
             raise RequestError(400, "the model has no end-of-sequence token", "response_format")
         return grammar
+
+    def _bad_words(self, params: SamplingParams) -> Iterator[tuple[int, ...]]:
+        """Each word's tokens where it begins a text, and behind a space where that is one token
+        for another (as vLLM has them)."""
+        for word in params.bad_words:
+            plain = self._tokenizer.encode(word.lstrip(), rendered=True)
+            spaced = self._tokenizer.encode(f" {word.lstrip()}", rendered=True)
+            if not plain:
+                raise RequestError(400, f"{word!r} holds no tokens", "bad_words")
+            yield tuple(plain)
+            if len(spaced) == len(plain) and spaced[0] != plain[0]:
+                yield tuple(spaced)
 
     def _tokens(self, submit: Submit) -> tuple[str, list[int], bool | None]:
         """The field that the prompt came in, its tokens, and Prepared's ``thinking``."""

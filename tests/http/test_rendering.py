@@ -123,6 +123,8 @@ def test_sampling_fields_arrive_as_they_were_given(played) -> None:
             "stop_token_ids": [6],
             "ignore_eos": True,
             "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "bad_words": ["no"],
         },
     )
     params = frontend.submitted[-1].params
@@ -132,7 +134,10 @@ def test_sampling_fields_arrive_as_they_were_given(played) -> None:
     assert (params.top_k, params.min_p, params.repetition_penalty) == (4, 0.125, 1.5)
     assert (params.min_tokens, params.stop_token_ids) == (2, (6,))
     assert (params.ignore_eos, params.include_stop_str_in_output) == (True, True)
+    assert (params.skip_special_tokens, params.bad_words) == (False, ("no",))
     assert params.response_format == form
+    api.completions.create(model="model", prompt="x", extra_body={"allowed_token_ids": [5, 6]})
+    assert frontend.submitted[-1].params.allowed_token_ids == (5, 6)
 
 
 def test_what_is_not_given_has_the_defaults_of_the_api(played) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ipc.messages.sampling import NoiseKey, Processors
 from ssd_pipe.sampling import draft_choice, rejection, shared_noise
+from ssd_pipe.sampling.edits import unpack_bits
 from ssd_pipe.sampling.filters import RowSampling
 from ssd_pipe.sampling.logprobs import token_logprobs
 from ssd_pipe.sampling.processors import (
@@ -18,7 +19,6 @@ from ssd_pipe.sampling.processors import (
     TrackedRules,
     chain_places,
     processed,
-    unpack_bits,
 )
 from tests.sampling.reference import P_VALUE, chi_square, target_probs
 
@@ -34,6 +34,8 @@ CASES = {
     "presence+frequency": Processors(4, presence_penalty=0.8, frequency_penalty=0.5),
     "bias": Processors(4, logit_bias=((0, 1.5), (6, -100.0))),
     "min_tokens": Processors(4, min_tokens=6, stop_ids=(0, 4)),
+    "allowed": Processors(4, allowed=(1, 3, 6)),
+    "bad": Processors(4, bad=((5,), (3, 1), (2, 7, 3), (7, 3, 1, 1, 6), (2, 5, 3, 3))),
     "all": Processors(4, 1.4, -0.6, 0.4, ((1, 1.0), (3, 2.0)), 5, (0, 4)),
 }
 SHAPES = [NoiseKey(0, 1.0), NoiseKey(0, 0.8, top_p=0.9, top_k=6, min_p=0.02)]
@@ -53,6 +55,11 @@ def exact(logits: torch.Tensor, settings: Processors, output: list[int]) -> list
         x = logit + bias.get(token, 0.0)
         if token in settings.stop_ids and len(output) < settings.min_tokens:
             x = -math.inf
+        if settings.allowed and token not in settings.allowed:
+            x = -math.inf
+        for word in settings.bad:
+            if tuple([*output, token][-len(word) :]) == word:
+                x = -math.inf
         if token in PROMPT + output:
             x = x / settings.repetition_penalty if x > 0 else x * settings.repetition_penalty
         x -= settings.frequency_penalty * output.count(token)
@@ -135,6 +142,25 @@ def test_ids_beyond_a_cut_vocabulary_are_left_out() -> None:
     whole = torch.randn(1, 50, generator=GENERATOR)
     cut = processed(whole[:, :10], [Place(0, rules, [44, 4])])
     assert torch.equal(cut, processed(whole, [Place(0, rules, [44, 4])])[:, :10])
+
+
+def test_of_a_cut_vocabulary_without_any_allowed_id_all_is_left() -> None:
+    rules = SequenceRules(Processors(0, allowed=(20, 30)), None)
+    whole = torch.randn(1, 50, generator=GENERATOR)
+    assert torch.equal(processed(whole[:, :10], [Place(0, rules, [])]), whole[:, :10])
+    out = processed(whole, [Place(0, rules, [])])
+    assert out.isfinite().nonzero()[:, 1].tolist() == [20, 30]
+
+
+@pytest.mark.parametrize("cuts", [[1, 2, 3, 4], [4], [2, 4], [3]])
+def test_a_bad_word_is_seen_however_its_tokens_are_committed(cuts: list[int]) -> None:
+    rules = SequenceRules(Processors(1, bad=((4, 5, 6, 7), (9,))), None)
+    tokens, start = [6, 3, 4, 5, 6], 0  # the first is the prompt's
+    for end in [0, *cuts]:
+        rules.commit(tokens[start : end + 1])
+        start = end + 1
+    out = processed(torch.zeros(1, 10), [Place(0, rules, tokens[start:])])
+    assert (~out[0].isfinite()).nonzero().squeeze(1).tolist() == [7, 9]
 
 
 class Masks:

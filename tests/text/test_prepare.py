@@ -23,6 +23,7 @@ def prepare(preparer=PREPARER, **params):
     return preparer.prepare(Submit(id="a", prompt="x", params=SamplingParams(**params)))
 
 
+ENDS = ("allowed_token_ids", "every one of them ends")
 GBNF = {"type": "grammar", "grammar": 'root ::= "a"'}
 
 
@@ -42,6 +43,13 @@ GBNF = {"type": "grammar", "grammar": 'root ::= "a"'}
         ({"logit_bias": dict.fromkeys(range(2000), 0.0)}, "logit_bias", "1024"),
         ({"logprobs": 21}, "logprobs", "0..20"),
         ({"logprobs": -1}, "logprobs", "0..20"),
+        ({"allowed_token_ids": ()}, "allowed_token_ids", "1 to 1024"),
+        ({"allowed_token_ids": (VOCAB,)}, "allowed_token_ids", str(VOCAB)),
+        ({"allowed_token_ids": (5,), "bad_words": ("a",)}, "allowed_token_ids", "bad_words"),
+        ({"allowed_token_ids": (5,), "stop_token_ids": (5,), "min_tokens": 1}, *ENDS),
+        ({"bad_words": ("a",) * 65}, "bad_words", "64"),
+        ({"bad_words": (" ",)}, "bad_words", "spaces"),
+        ({"response_format": schema({}), "bad_words": ("a",)}, "bad_words", "response_format"),
         ({"n": 0}, "n", "1..128"),
         ({"n": 129}, "n", "1..128"),
         (
@@ -201,3 +209,15 @@ def test_a_thought_that_the_last_message_began_goes_on(said, thinking):
         continue_final_message=True,
     )
     assert preparer.prepare(submit).thinking is thinking
+
+
+def test_bad_words_are_told_by_their_tokens_with_and_without_a_space():
+    tokenizer = byte_level()
+    [key] = prepare(bad_words=("the", " fox", "zq", "the")).keys
+    the, spaced = (tuple(tokenizer.encode(text, rendered=True)) for text in ("the", " the"))
+    assert key.processors.bad[0] == the
+    assert len(the) == len(spaced)
+    assert key.processors.bad[1] == spaced
+    assert tuple(tokenizer.encode("fox", rendered=True)) in key.processors.bad
+    assert tuple(tokenizer.encode("zq", rendered=True)) in key.processors.bad
+    assert len(set(key.processors.bad)) == len(key.processors.bad)
