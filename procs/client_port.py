@@ -21,12 +21,12 @@ from zmq.utils.monitor import recv_monitor_message
 from ipc import sockets
 from ipc.curve import ZAP_DOMAIN, KeyPair, KnownClients
 from ipc.messages.client import MAX_ID, ClientMessage, Failure, ServerMessage
+from procs.error_text import shortened
 from ssd_pipe.endpoint import MAX_MESSAGE
 from ssd_pipe.errors import RequestError, ResourceError
 from ssd_pipe.params import wrong_type
 
 LINGER_MS = 1000  # for the last answers when the group stops
-MAX_TEXT = 1000  # characters of an error; what a client sends is not sent back at length
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -133,7 +133,7 @@ class ClientPort:
     def fail(self, client: bytes, request_id: str, error: RequestError) -> None:
         """Send ``error`` as the answer to a request (or, with an empty id, to a message)."""
         self.failed_at = time.monotonic()
-        text, field = _shortened(str(error)), _shortened(error.field)
+        text, field = shortened(str(error)), shortened(error.field)
         self.send(client, Failure(id=request_id, code=error.code, message=text, field=field))
 
     def close(self) -> None:
@@ -182,7 +182,3 @@ class ClientPort:
             client = self._client_on.pop(int(event["value"]), None)
             if client is not None:
                 self._gone(client)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

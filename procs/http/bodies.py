@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from litestar import Request
 from litestar.di import NamedDependency, Provide
 from litestar.params import RawBody
@@ -16,7 +15,7 @@ from procs.http.service import Service
 HttpRequest = Request[Any, Any, Any]
 
 
-def wants(kind: type[msgspec.Struct]) -> dict[str, Provide]:
+def wants(kind: type[parse.Body]) -> dict[str, Provide]:
     """The dependency ``wanted`` of a route: its body, as ``kind``.
 
     Raises ApiError: 415 for a body that does not call itself JSON, 404 for another model; and as
@@ -27,7 +26,7 @@ def wants(kind: type[msgspec.Struct]) -> dict[str, Provide]:
         # Only this type makes a browser ask before a foreign page may send it.
         if request.content_type[0] != "application/json":
             raise ApiError(415, "the content type must be application/json")
-        content: Any = parse.decode(body, kind)
+        content = parse.decode(body, kind)
         service.check_model(content.model)
         call_fields(request, parse.names_of(content))
         return content

@@ -10,6 +10,7 @@ from litestar.exceptions import HTTPException
 from litestar.types import ExceptionHandlersMap
 from structlog.typing import FilteringBoundLogger
 
+from procs.error_text import shortened
 from procs.http.responses import ErrorBody, ErrorDetail
 from ssd_pipe.errors import RequestError, SsdPipeError
 
@@ -69,9 +70,9 @@ def describe(error: Exception, request: Request[Any, Any, Any]) -> tuple[int, Er
         status, message = 500, "internal error"
     return status, ErrorBody(
         ErrorDetail(
-            message=message,
+            message=shortened(message),
             type=_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
-            param=field or None,
+            param=shortened(field) or None,
             code=code or _CODES.get(status, status),
         )
     )

@@ -362,6 +362,21 @@ def test_a_wrong_request_gets_400_naming_the_field(
         assert param.rpartition(".")[2] in reply.error["message"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": "x" * 50_000},
+        {"model": "x" * 50_000},
+        {"tool_choice": "none", "logit_bias": {"x" * 50_000: 1}},
+        {"messages": [{"role": "x" * 50_000, "content": ""}]},
+    ],
+)
+def test_an_error_does_not_send_long_values_back(server: Server, fields: dict[str, Any]) -> None:
+    reply = server.post(CHAT, **({"messages": HELLO} | fields))
+    assert reply.status in (400, 404)
+    assert len(reply.body) < 3000
+
+
 def test_what_changes_nothing_is_accepted(server: Server) -> None:
     ignored = {"user": "u", "store": True, "metadata": {"a": "b"}, "parallel_tool_calls": False}
     ignored |= {"reasoning_effort": "low", "verbosity": "low", "service_tier": "auto", "other": 1}

@@ -5,7 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 from ipc.messages.client import Chunk
-from procs.client_port import MAX_TEXT, ClientPort
+from procs.client_port import ClientPort
+from procs.error_text import MAX_TEXT
 from ssd_pipe.errors import RequestError
 from tests.wire import Stranger, encode
 
