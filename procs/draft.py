@@ -27,6 +27,7 @@ from procs.placement import Threads, kv_blocks, place, spin_us
 from procs.plan_inbox import PlanInbox
 from procs.profiling import StepProfiler
 from procs.runtime import Runtime
+from ssd_pipe import slow_kernels
 from ssd_pipe.config import load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.drafting.leased import RecordPlans
@@ -142,6 +143,7 @@ class _Worker:
         speculator = self._speculator
         self._inbox = PlanInbox(plans, runtime.stopping, speculator.apply, leased, speculator.look)
         self._notices = TypedSender.open(runtime, channels.draft_notices(runtime.rank), DraftNotice)
+        slow_kernels.note(runtime.notes, runtime.log, model.backend.fallback)
         runtime.log.info(
             "loaded",
             backend=model.backend.name,

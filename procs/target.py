@@ -26,6 +26,7 @@ from procs.profiling import StepProfiler
 from procs.runtime import Runtime
 from procs.target_leases import run_lease
 from procs.target_steps import TargetSteps
+from ssd_pipe import slow_kernels
 from ssd_pipe.config import PipelineConfig, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
 from ssd_pipe.engine.partition import maker
@@ -90,6 +91,7 @@ def run(runtime: Runtime) -> None:
         spin_us=spin_us(device),
     )
     results = TypedSender.open(runtime, channels.RESULTS, StepResult) if rank == 0 else None
+    slow_kernels.note(runtime.notes, runtime.log, model.backend.fallback)
     runtime.log.info(
         "loaded",
         backend=model.backend.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,12 @@ from rich.table import Table
 
 from ipc import filesystem, probe
 from ipc.rundir import list_runs
+from models.native.build import (
+    NativeUnavailable,
+    cache_folder,
+    check_buildable,
+    find_compiler,
+)
 from ssd_pipe import device_report, hub
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.errors import ModelError, ResourceError
@@ -30,7 +37,6 @@ from ssd_pipe.threads import available_cores
 
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 ARM_FLAGS = ("asimd", "bf16", "sve", "i8mm")
-COMPILERS = ("c++", "g++", "clang++")
 LIBRARIES = (
     "torch",
     "transformers",
@@ -70,8 +76,8 @@ def examine(config: PipelineConfig) -> Report:
         )
     if warning := filesystem.disk_warning(config.run.shm_dir):
         missing.append(f"a tmpfs for shared memory; {warning}")
-    if not software["compiler"]:
-        missing.append("a C++ compiler (g++): without one the slower torch kernels are used")
+    if reason := _native_obstacle():
+        missing.append(f"compiled CPU kernels (plain torch is several times slower): {reason}")
     return Report(
         machine=_machine(),
         shared_memory=shared,
@@ -179,8 +185,20 @@ def _software() -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), "")
-    return {"compiler": compiler, **versions}
+    try:
+        compiler = shlex.join(find_compiler())
+    except NativeUnavailable:
+        compiler = ""
+    return {"compiler": compiler, "kernels_folder": str(cache_folder()), **versions}
+
+
+def _native_obstacle() -> str:
+    """Why the CPU kernels cannot be built here; empty if they can, or have been."""
+    try:
+        check_buildable()
+    except NativeUnavailable as error:
+        return str(error).removeprefix("native kernels: ")
+    return ""
 
 
 def _gpus() -> dict[str, Any]:

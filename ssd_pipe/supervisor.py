@@ -21,7 +21,7 @@ import msgspec
 from ipc import filesystem
 from ipc.messages.hub import ProcessState
 from ipc.rundir import RunDir, list_runs
-from ssd_pipe import logs, preflight, ready_file, run_control
+from ssd_pipe import logs, preflight, ready_file, run_control, slow_kernels
 from ssd_pipe.config import PipelineConfig
 from ssd_pipe.config_paths import with_absolute_paths
 from ssd_pipe.endpoint import local_endpoint
@@ -239,6 +239,8 @@ class Supervisor:
         if self._ready_file is not None:
             content = {**facts, "pids": self.pids, "log_dir": str(self.log_dir)}
             ready_file.write(self._ready_file, content, self._sink, again=self.restarts > 0)
+        for warning, names in slow_kernels.warnings(processes):
+            self._sink.event("warning", warning, processes=names)
         self._sink.event("info", "ready", **facts, mode=self.config.mode)
         self._ready_or_over.set()
 

@@ -23,9 +23,9 @@ def make_backend(
     """The backend called ``name`` for arithmetic in ``dtype``.
 
     "reference", "native", "cuda" or "auto": the native kernels on a CPU in float32 where they can
-    be built, the CUDA kernels on a GPU where Triton is installed, plain torch elsewhere. Not
-    ``exact``: a token of a decoding step and the same one of a step of several may differ by
-    rounding, where that is faster, as it may in a draft. Raises
+    be built, the CUDA kernels on a GPU where Triton is installed, plain torch elsewhere, whose
+    ``fallback`` then says why. Not ``exact``: a token of a decoding step and the same one of a step
+    of several may differ by rounding, where that is faster, as it may in a draft. Raises
     ConfigError for a name, device, dtype or ``attention`` (see CudaBackend) it cannot serve, and
     models.native's NativeUnavailable if "native" is asked for and cannot be built.
     """
@@ -37,6 +37,7 @@ def make_backend(
         raise ConfigError("backend", f"must be auto, reference, native or cuda, got {name!r}")
     if attention != "auto" and (device.type != "cuda" or name == "reference"):
         raise ConfigError("attention", f"{attention} needs the cuda backend on a GPU")
+    fallback = ""
     fits = device.type == "cpu" and wanted == torch.float32
     if name == "native" and not fits:
         raise ConfigError(
@@ -48,9 +49,10 @@ def make_backend(
 
         try:
             return NativeBackend()
-        except NativeUnavailable:
+        except NativeUnavailable as error:
             if name == "native":
                 raise
+            fallback = str(error)
     if name == "cuda" and device.type != "cuda":
         raise ConfigError("backend", f"cuda does not compute on {device}")
     if name == "cuda" or (name == "auto" and device.type == "cuda"):
@@ -61,4 +63,5 @@ def make_backend(
             return CudaBackend(device, wanted, options, attention)
         if name == "cuda":
             raise ConfigError("backend", "cuda needs Triton: pip install 'ssd-pipe[cuda]'")
-    return ReferenceBackend(device, wanted)
+        fallback = "CUDA kernels: Triton is not installed"
+    return ReferenceBackend(device, wanted, fallback)

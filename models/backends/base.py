@@ -56,6 +56,8 @@ class Backend(Protocol):
     name: str
     device: torch.device
     activation_dtype: torch.dtype
+    fallback: str
+    """Why a faster backend, which was to be taken, is not; empty if none was."""
 
     @property
     def sampling(self) -> SamplingKernels | None:

@@ -74,6 +74,7 @@ class CudaBackend:
     """
 
     name = "cuda"
+    fallback = ""
 
     def __init__(
         self,

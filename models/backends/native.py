@@ -34,6 +34,7 @@ class NativeBackend:
 
     name = "native"
     activation_dtype = torch.float32
+    fallback = ""
     sampling = NativeSampling()
 
     def __init__(self) -> None:

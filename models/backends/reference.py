@@ -16,12 +16,18 @@ class ReferenceBackend:
 
     ``pack`` keeps the matrix in the activation dtype, so a bfloat16 checkpoint takes twice its
     size under float32 arithmetic.
+
+    Attributes:
+        fallback: why a faster backend, which was to be taken, is not; empty if none was.
     """
 
     name = "reference"
     sampling = None
 
-    def __init__(self, device: torch.device | str, activation_dtype: torch.dtype) -> None:
+    def __init__(
+        self, device: torch.device | str, activation_dtype: torch.dtype, fallback: str = ""
+    ) -> None:
+        self.fallback = fallback
         self.device = torch.device(device)
         self.activation_dtype = activation_dtype
 

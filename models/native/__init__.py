@@ -1,10 +1,10 @@
 """Compiled CPU kernels for float32 arithmetic on bfloat16 or float32 weights.
 
-``library()`` compiles the C++ sources of this folder once per machine and loads them; everything
-else goes through ``models.backends.native`` and ``models.native.sampling``.
+``library.library()`` compiles the C++ sources of this folder once per machine and loads them;
+everything else goes through ``models.backends.native`` and ``models.native.sampling``. ``build``
+needs no torch.
 """
 
 from models.native.build import NativeUnavailable
-from models.native.library import library
 
-__all__ = ["NativeUnavailable", "library"]
+__all__ = ["NativeUnavailable"]

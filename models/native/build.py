@@ -42,24 +42,52 @@ def built_library() -> Path:
     used. Of processes that start together one compiles (20 s of one core) and the others wait;
     the result is renamed into place whole. Raises NativeUnavailable.
     """
-    compiler = _compiler()
-    version = _run([*compiler, "--version"]).splitlines()[0]
-    sources = sorted(HERE.glob("*.cpp"))
+    compiler = find_compiler()
+    target = _target(compiler)
+    try:
+        if target.exists():
+            return target
+        with _only_builder(target.parent):
+            _remove_stale(target.parent)
+            if not target.exists():
+                with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
+                    _compile(compiler, Path(folder)).replace(target)
+    except OSError as error:
+        raise NativeUnavailable(f"native kernels: {error}") from error
+    return target
+
+
+def check_buildable() -> None:
+    """Raise NativeUnavailable if ``built_library`` would, as far as that is known without building
+    it and without leaving anything in the cache folder: a compiler that does not compile, a folder
+    that cannot be written."""
+    compiler = find_compiler()
+    target = _target(compiler)
+    try:
+        if target.exists():
+            return
+        with tempfile.TemporaryDirectory(prefix="ssd-pipe-") as folder:
+            probe = _probe_source(Path(folder))
+            _run([*compiler, *FLAGS, "-shared", str(probe), "-o", f"{folder}/probe.so"])
+            os.stat(f"{folder}/probe.so")
+        place = target.parent
+        while not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise NativeUnavailable(f"native kernels: {error}") from error
+
+
+def _target(compiler: list[str]) -> Path:
+    """Where the library is, or is to be. Raises NativeUnavailable for a compiler that does not say
+    its version."""
+    version = _run([*compiler, "--version"]).partition("\n")[0]
     digest = hashlib.blake2b(digest_size=10)
-    for path in [*sources, *sorted(HERE.glob("*.h"))]:
+    for path in [*sorted(HERE.glob("*.cpp")), *sorted(HERE.glob("*.h"))]:
         digest.update(path.name.encode() + path.read_bytes())
     digest.update("\0".join([*compiler, version, *FLAGS, platform.machine(), _cpu()]).encode())
-    target = cache_folder() / f"{digest.hexdigest()}.so"
-    if not target.exists():
-        try:
-            with _only_builder(target.parent):
-                _remove_stale(target.parent)
-                if not target.exists():
-                    with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as folder:
-                        _compile(compiler, sources, Path(folder)).replace(target)
-        except OSError as error:
-            raise NativeUnavailable(f"native kernels: {error}") from error
-    return target
+    return cache_folder() / f"{digest.hexdigest()}.so"
 
 
 def _remove_stale(folder: Path) -> None:
@@ -78,7 +106,8 @@ def _only_builder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """$CXX, else the first compiler that is there, as a command. Raises NativeUnavailable."""
     wanted = os.environ.get("CXX")
     for name in [wanted] if wanted else ["g++", "clang++", "c++"]:
         command = shlex.split(name)
@@ -88,9 +117,10 @@ def _compiler() -> list[str]:
     raise NativeUnavailable(f"native kernels: {what}")
 
 
-def _compile(compiler: list[str], sources: list[Path], folder: Path) -> Path:
+def _compile(compiler: list[str], folder: Path) -> Path:
     """Object by object, in parallel; without OpenMP or -march=native where that fails."""
     flags = [*FLAGS, *[f for f in ("-march=native", "-fopenmp") if _accepts(compiler, f, folder)]]
+    sources = sorted(HERE.glob("*.cpp"))
     objects = [folder / f"{path.stem}.o" for path in sources]
 
     def compile_one(pair: tuple[Path, Path]) -> None:
@@ -104,10 +134,17 @@ def _compile(compiler: list[str], sources: list[Path], folder: Path) -> Path:
 
 
 def _accepts(compiler: list[str], flag: str, folder: Path) -> bool:
-    probe = folder / "probe.cpp"
-    probe.write_text('extern "C" int probe() { return 0; }\n')
+    probe = _probe_source(folder)
     command = [*compiler, flag, "-fPIC", "-shared", str(probe), "-o", str(folder / "probe.so")]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _probe_source(folder: Path) -> Path:
+    probe = folder / "probe.cpp"
+    probe.write_text(
+        '#include <cmath>\nextern "C" double probe(double x) { return std::exp(x); }\n'
+    )
+    return probe
 
 
 def _run(command: list[str]) -> str:
