@@ -30,7 +30,7 @@ from ssd_pipe.async_stream import AsyncStream, Result
 from ssd_pipe.endpoint import CLIENT_KEY, SERVER_KEY, find_endpoint, find_keys
 from ssd_pipe.errors import PeerLost, RequestError, ResourceError, SsdPipeError
 from ssd_pipe.params import SamplingParams
-from ssd_pipe.submission import Messages
+from ssd_pipe.submission import Messages, Prompt
 
 CONNECT_TIMEOUT = 5.0  # seconds
 LINK_SILENCE_MS = 30_000
@@ -87,7 +87,7 @@ class AsyncClient:
 
     def stream(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         params: SamplingParams | None = None,
         *,
         messages: Messages | None = None,
@@ -100,18 +100,25 @@ class AsyncClient:
     ) -> AsyncStream:
         """Submit at once; returns the stream of its chunks.
 
-        Exactly one of ``prompt``, ``messages`` and ``token_ids``. ``chat_template_kwargs`` are
-        more variables of the model's chat template (``{"enable_thinking": False}``).
-        ``add_generation_prompt`` has an answer begin after the messages; without it,
-        ``continue_final_message`` has the last of them go on. With
+        Exactly one of ``prompt`` (a text or token ids, see ``submission.Prompt``), ``messages`` and
+        ``token_ids``. ``chat_template_kwargs`` are more variables of the model's chat template
+        (``{"enable_thinking": False}``). ``add_generation_prompt`` has an answer begin after the
+        messages; without it, ``continue_final_message`` has the last of them go on. With
         ``must_fit``, ``max_tokens`` that do not fit beside the prompt are refused; else the answer
-        ends where the context does. ``sampling`` are fields of
-        SamplingParams and override ``params``. Raises RequestError for a request that is too long,
-        has a part of another type or out of range, or text that is not Unicode (surrogates).
+        ends where the context does. ``sampling`` are fields of SamplingParams and override
+        ``params``. Raises RequestError for a request that is too long, has a part of another type
+        or out of range, or text that is not Unicode (surrogates).
         """
+        text, ids = submission.text_and_ids(prompt)
+        if ids is not None:
+            if token_ids is not None:
+                raise RequestError(
+                    400, "exactly one of prompt and token_ids, got both", "token_ids"
+                )
+            token_ids = ids
         submit = Submit(
             id=f"r{next(self._numbers)}",
-            prompt=prompt,
+            prompt=text,
             messages=submission.chat_messages(messages),
             token_ids=submission.token_ids(token_ids),
             params=submission.sampling(params, sampling),
@@ -136,7 +143,7 @@ class AsyncClient:
 
     async def generate(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         params: SamplingParams | None = None,
         *,
         messages: Messages | None = None,

@@ -11,7 +11,7 @@ from ipc.messages.client import Chunk, StatusReply
 from ssd_pipe.async_client import AsyncClient, AsyncStream, Result
 from ssd_pipe.errors import PeerLost
 from ssd_pipe.params import SamplingParams
-from ssd_pipe.submission import Messages
+from ssd_pipe.submission import Messages, Prompt
 
 __all__ = ["AsyncClient", "AsyncStream", "Client", "Result", "Stream"]
 
@@ -87,7 +87,7 @@ class Client:
 
     def stream(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         params: SamplingParams | None = None,
         *,
         messages: Messages | None = None,
@@ -115,7 +115,7 @@ class Client:
 
     def generate(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         params: SamplingParams | None = None,
         *,
         messages: Messages | None = None,

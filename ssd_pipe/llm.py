@@ -23,7 +23,7 @@ from ssd_pipe.config_load import load
 from ssd_pipe.errors import PeerLost, RequestError
 from ssd_pipe.owned_process import OwnedProcess, up_command
 from ssd_pipe.params import SamplingParams
-from ssd_pipe.submission import Messages
+from ssd_pipe.submission import Messages, Prompt, each_prompt
 
 PULL_TIMEOUT = 3600.0  # seconds a model that is not on this machine may take to arrive
 STOP_MARGIN = 10.0  # seconds beyond the grace time for the group to be gone
@@ -87,20 +87,22 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **sampling: Any,
     ) -> list[Result]:
-        """Complete all prompts (texts, or lists of token ids), all at once; results in order.
+        """Complete one prompt or several, all at once; results in order.
 
+        A prompt is a text, a list of token ids, or as vLLM has them ``{"prompt": text}`` or
+        ``{"prompt_token_ids": ids}``; a flat list of numbers is one prompt.
         ``params`` are for all or one per prompt; ``sampling`` are fields that override them.
         Raises the first error there is, after cancelling the other requests.
         """
-        texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
-        submits = []
-        for prompt, own in zip(texts, _each(params, len(texts), "prompts"), strict=True):
-            text, ids = (prompt, None) if isinstance(prompt, str) else (None, prompt)
-            submits.append(partial(self._client.stream, text, own, token_ids=ids, **sampling))
+        several = each_prompt(prompts)
+        submits = [
+            partial(self._client.stream, prompt, own, **sampling)
+            for prompt, own in zip(several, _each(params, len(several), "prompts"), strict=True)
+        ]
         return self._together(submits)
 
     @overload
@@ -165,7 +167,7 @@ class LLM:
 
     def stream(
         self,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
         params: SamplingParams | None = None,
         *,
         messages: Messages | None = None,

@@ -14,6 +14,8 @@ from ssd_pipe.errors import RequestError
 from ssd_pipe.params import SamplingParams, checked
 
 Messages = Sequence[ChatMessage | Mapping[str, str]]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or as vLLM has them ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``."""
 
 
 def _plain(value: Any) -> Any:
@@ -24,6 +26,8 @@ def _plain(value: Any) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_OF_MAPPINGS = ("prompt", "prompt_token_ids")
+_KNOWN = " or ".join(map(repr, _OF_MAPPINGS))
 _UNSENDABLE = (UnicodeEncodeError, TypeError, OverflowError, RecursionError)
 
 
@@ -47,6 +51,44 @@ def token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
         return tuple(operator.index(each) for each in ids)
     except TypeError as error:
         raise RequestError(400, f"must be whole numbers: {error}", "token_ids") from None
+
+
+def text_and_ids(prompt: Prompt | None) -> tuple[str | None, Sequence[int] | None]:
+    """A prompt as a text or as token ids; the other is None, both are without one. Of a mapping
+    that has both, the ids count. Raises RequestError (400) for any other type."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt, None
+    if isinstance(prompt, Mapping):
+        for name, value in prompt.items():
+            if name not in _OF_MAPPINGS and value is not None:
+                raise RequestError(400, f"unknown key {name!r}; known: {_KNOWN}", "prompt")
+        if (ids := prompt.get("prompt_token_ids")) is not None:
+            return None, ids
+        if isinstance(text := prompt.get("prompt"), str):
+            return text, None
+        raise RequestError(400, f"a dict needs {_KNOWN}", "prompt")
+    if isinstance(prompt, bytes | bytearray) or not hasattr(prompt, "__iter__"):
+        kind = type(prompt).__name__
+        raise RequestError(400, f"must be a text, token ids or a dict, got {kind}", "prompt")
+    return None, prompt
+
+
+def each_prompt(prompts: Any) -> list[Prompt]:
+    """One prompt or several as a list of them. A flat list of numbers is one prompt. Raises
+    RequestError (400) for what is neither."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    plain = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(plain, bytes | bytearray) or not hasattr(plain, "__iter__"):
+        kind = type(prompts).__name__
+        raise RequestError(400, f"must be a prompt or a list of prompts, got {kind}", "prompts")
+    several = list(plain)
+    return [several] if several and all(map(_is_number, several)) else several
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a whole number, perhaps numpy's; arrays of one element are not."""
+    return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
 def sampling(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:

@@ -49,6 +49,9 @@ def test_generate_returns_the_whole_answer(client):
 def test_every_form_of_prompt_and_of_parameters(run, client):
     ids = byte_level().encode("fox")
     assert client.generate(token_ids=ids).text == "fox"
+    for prompt in (ids, np.array(ids), {"prompt": "fox"}, {"prompt_token_ids": ids, "prompt": "x"}):
+        assert client.generate(prompt).text == "fox"
+    assert client.stream(ids).result().text == "fox"
     assert client.generate(messages=[ChatMessage("user", "hi")]).text == "user: hi\n"
     assert client.generate(messages=[{"role": "user", "content": "hi"}]).text == "user: hi\n"
     assert client.chat("hi").result().text == "user: hi\n"
@@ -57,6 +60,34 @@ def test_every_form_of_prompt_and_of_parameters(run, client):
     while not run.echo.added.empty():
         last = run.echo.added.get()
     assert (last.key.temperature, last.key.seed) == (0.5, 4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "several"),
+    [
+        ("a", ["a"]),
+        ({"prompt": "a"}, [{"prompt": "a"}]),
+        (
+            [{"prompt": "a"}, {"prompt_token_ids": [1]}],
+            [{"prompt": "a"}, {"prompt_token_ids": [1]}],
+        ),
+        (["a", [1, 2]], ["a", [1, 2]]),
+        (("a", "b"), ["a", "b"]),
+        ([1, 2, 3], [[1, 2, 3]]),
+        ([np.int64(1), np.uint8(2)], [[1, 2]]),
+        (np.array([1, 2]), [[1, 2]]),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        ([], []),
+    ],
+)
+def test_prompts_of_a_batch(prompts, several):
+    assert submission.each_prompt(prompts) == several
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"abc", np.array(3)])
+def test_what_is_no_prompt_is_refused(wrong):
+    with pytest.raises(RequestError, match=r"^prompts: must be a prompt or a list of prompts, got"):
+        submission.each_prompt(wrong)
 
 
 def test_a_stream_gives_chunks_as_they_come(client):
@@ -147,6 +178,12 @@ def test_text_that_is_not_unicode_is_refused(client):
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         ({"messages": [ChatMessage("user", None)]}, "messages"),
         ({"messages": 3}, "messages"),
+        ({"prompt": 3}, "prompt"),
+        ({"prompt": b"x"}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": {"prompt": 3}}, "prompt"),
+        ({"prompt": {"prompt": "x", "multi_modal_data": {}}}, "prompt"),
+        ({"prompt": [1], "token_ids": [1]}, "token_ids"),
         ({"token_ids": ["a"]}, "token_ids"),
         ({"token_ids": [1.5]}, "token_ids"),
     ],

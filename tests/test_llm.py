@@ -134,6 +134,15 @@ def test_conversations_are_answered_together_and_in_order(tmp_path):
         each = [params, SamplingParams(max_tokens=2, ignore_eos=True)]
         lengths = [len(r.token_ids) for r in llm.chat([turns, turns], each)]
         assert lengths == [6, 2]
+        forms = ("one", {"prompt": "one"}, list(b"one"), {"prompt_token_ids": list(b"one")})
+        texts = [llm.generate(form, params) for form in forms]
+        assert [len(results) for results in texts] == [1, 1, 1, 1]
+        assert texts[0][0].token_ids != texts[2][0].token_ids
+        assert [r[0].token_ids for r in texts[::2]] == [r[0].token_ids for r in texts[1::2]]
+        batch = llm.generate(forms, params)
+        assert [r.token_ids for r in batch] == [r[0].token_ids for r in texts]
+        with pytest.raises(RequestError, match="prompts: must be a prompt"):
+            llm.generate(None)
         thinking = llm.chat([turns, turns], params, chat_template_kwargs={"thinking": True})
         assert [r.token_ids == one.token_ids for r in thinking] == [False, False]
         with pytest.raises(ValueError, match="2 conversations, but 1 params"):
