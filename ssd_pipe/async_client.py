@@ -253,11 +253,11 @@ class AsyncClient:
     def _refused(self, event: int) -> SsdPipeError:
         """What the failure of a handshake means."""
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            reason = f"does not know this client; its key is ${CLIENT_KEY} or --client-key"
+            reason = f"does not know this client; its key is ${CLIENT_KEY} or client_key"
         elif self._keys is None:
-            reason = f"asks for keys (${SERVER_KEY} or --server-key), or is none"
+            reason = f"asks for keys (${SERVER_KEY} or server_key), or is none"
         else:
-            reason = f"has another key than ${SERVER_KEY} or --server-key says, or none"
+            reason = f"has another key than ${SERVER_KEY} or server_key says, or none"
         return RequestError(401, f"the pipeline at {self.endpoint} {reason}")
 
     async def _watch_silence(self) -> None:

@@ -19,6 +19,23 @@ MAX_MESSAGE = 8 << 20  # bytes of one message from a client
 SERVER_KEY, CLIENT_KEY = "SSD_SERVER_KEY", "SSD_CLIENT_KEY"
 
 
+class NoPipeline(ResourceError):
+    """None is found, or several are and none is named; the text ends with what helps."""
+
+    def __init__(
+        self, reason: str, naming: str = "run=, shm_dir= (its run.shm_dir) or endpoint="
+    ) -> None:
+        """``naming``: the arguments that say which is meant."""
+        super().__init__(
+            f"no pipeline to talk to: {reason}; start one: ssd-pipe up, or say which: {naming}"
+        )
+        self.reason = reason
+
+    def for_command_line(self) -> NoPipeline:
+        """The same in the command line's words."""
+        return NoPipeline(self.reason, "--run, --shm-dir (its run.shm_dir) or --endpoint")
+
+
 def local_endpoint(run_dir: RunFiles) -> str:
     """The socket in the run directory."""
     return run_dir.endpoint(PUBLIC_SOCKET)
@@ -29,7 +46,7 @@ def find_endpoint(endpoint: str | None = None, run: str | None = None, shm_dir: 
 
     In this order: ``endpoint``; the run named ``run``, or the only live one of this user, under
     ``shm_dir``; if neither is given, $SSD_ENDPOINT, else the only live run under /dev/shm.
-    Raises ResourceError if that gives none.
+    Raises NoPipeline if that gives none.
     """
     if endpoint:
         return endpoint
@@ -38,10 +55,7 @@ def find_endpoint(endpoint: str | None = None, run: str | None = None, shm_dir: 
     try:
         return local_endpoint(RunFiles(find_run(shm_dir or RunSection().shm_dir, run or "")))
     except ResourceError as error:
-        raise ResourceError(
-            f"no pipeline to talk to: {error}; start one: ssd-pipe up, or say where it is: "
-            "--shm-dir (its run.shm_dir) or --endpoint"
-        ) from None
+        raise NoPipeline(str(error)) from None
 
 
 def find_keys(endpoint: str, server_key: str = "", client_key: str = "") -> curve.ClientKeys | None:
@@ -58,6 +72,7 @@ def find_keys(endpoint: str, server_key: str = "", client_key: str = "") -> curv
         return curve.client_keys(server_key, client_key)
     if client_key or curve.is_exposed(endpoint):
         raise ResourceError(
-            f"{endpoint}: the pipeline's public key is needed: --server-key or ${SERVER_KEY}"
+            f"{endpoint}: the pipeline's public key is needed: ${SERVER_KEY} or server_key "
+            "(--server-key)"
         )
     return None

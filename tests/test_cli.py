@@ -272,6 +272,11 @@ def test_commands_without_a_pipeline_say_so(shm_dir: Path, refused: Refused) -> 
         line = refused(*arguments, "--shm-dir", str(shm_dir), status=1)
         assert f"{shm_dir}/ssd-pipe-{os.getuid()}: no run" in line
         assert "--shm-dir" in line
+    with RunDir.create(shm_dir, "one"), RunDir.create(shm_dir, "two"):
+        line = refused("generate", "hello", "--shm-dir", str(shm_dir), status=1)
+    assert "several runs, name one: one, two" in line
+    assert "--run" in line
+    assert "run=" not in line
 
 
 def test_the_second_interrupt_leaves_an_answer_that_does_not_end() -> None:

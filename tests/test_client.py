@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from ipc.messages.client import ChatMessage, Chunk, ClientMessage, Submit
+from ipc.rundir import RunDir
 from ssd_pipe import submission
 from ssd_pipe.client import AsyncClient, Client, Result
 from ssd_pipe.endpoint import MAX_MESSAGE, find_endpoint
@@ -406,7 +407,13 @@ def test_the_only_run_is_found(run, monkeypatch):
 
 def test_no_run_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.delenv("SSD_ENDPOINT", raising=False)
-    with pytest.raises(ResourceError, match=r"no pipeline to talk to: .*ssd-pipe up"):
+    with pytest.raises(ResourceError, match=r"no pipeline to talk to: .*ssd-pipe up.* run="):
+        Client(shm_dir=str(tmp_path))
+    with (
+        RunDir.create(tmp_path, "one"),
+        RunDir.create(tmp_path, "two"),
+        pytest.raises(ResourceError, match=r"one, two.* run=, .*endpoint=$"),
+    ):
         Client(shm_dir=str(tmp_path))
     with pytest.raises(ResourceError, match="nonsense"), Client("nonsense") as client:
         client.status()

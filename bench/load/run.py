@@ -27,7 +27,7 @@ from bench.tables import number
 from bench.workload import SLACK
 from models.config import ModelConfig
 from ssd_pipe.config import PipelineConfig
-from ssd_pipe.endpoint import find_endpoint
+from ssd_pipe.endpoint import NoPipeline, find_endpoint
 from ssd_pipe.errors import ConfigError
 from ssd_pipe.hub import resolve
 from ssd_pipe.params import SamplingParams
@@ -143,7 +143,10 @@ def _servers(plan: LoadPlan, chosen: list[Prompt]) -> Iterator[list[Server]]:
         ]
         return
     if not plan.modes:
-        endpoint = find_endpoint(plan.endpoint or None, plan.run or None)
+        try:
+            endpoint = find_endpoint(plan.endpoint or None, plan.run or None)
+        except NoPipeline as error:
+            raise error.for_command_line() from None
         yield [
             Server(
                 name="pipeline",

@@ -32,15 +32,19 @@ class Place(msgspec.Struct, frozen=True):
         Raises ResourceError if there is none, or a key is missing or not usable.
         """
         from ssd_pipe.client import Client
+        from ssd_pipe.endpoint import NoPipeline
 
-        return Client(
-            self.endpoint or None,
-            self.run or None,
-            timeout,
-            shm_dir=self.shm_dir,
-            server_key=self.server_key,
-            client_key=self.client_key,
-        )
+        try:
+            return Client(
+                self.endpoint or None,
+                self.run or None,
+                timeout,
+                shm_dir=self.shm_dir,
+                server_key=self.server_key,
+                client_key=self.client_key,
+            )
+        except NoPipeline as error:
+            raise error.for_command_line() from None
 
 
 def _text(flag: str, text: str) -> Any:
