@@ -12,6 +12,26 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "*.tiktoken",
+)
+"""Patterns: a folder that has none of them has no tokenizer."""
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise ModelError if there is no tokenizer in a model folder; whether it can be read is not
+    looked at."""
+    if not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise ModelError(f"{folder}: no tokenizer: neither tokenizer.json nor any other is there")
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises ModelError naming the file."""
     try:

