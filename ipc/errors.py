@@ -5,6 +5,14 @@ Here, where every package may take them from; ``ssd_pipe.errors`` is their publi
 
 from __future__ import annotations
 
+SHOWN = 100  # characters of a value that a message repeats
+
+
+def shown(value: object) -> str:
+    """A value as a message repeats it: its repr, cut where that is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
+
 
 class SsdPipeError(Exception):
     """Base of every error this project raises on purpose; its text is one readable line."""

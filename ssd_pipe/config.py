@@ -7,7 +7,7 @@ process that was started with another one.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -409,4 +409,15 @@ def _explain(error: msgspec.ValidationError) -> tuple[str, str]:
     if text.startswith("Object contains unknown field `"):
         unknown = text.split("`")[1]
         field, text = (f"{field}.{unknown}" if field else unknown), "unknown setting"
+    if text.startswith("Invalid enum value ") and (allowed := _allowed(field)):
+        given = text.removeprefix("Invalid enum value ")
+        text = f"must be one of {', '.join(allowed)}, got {given}"
     return field or "config", text
+
+
+def _allowed(setting: str) -> tuple[str, ...]:
+    """What a setting with a dotted name may be, if that is one of several texts."""
+    kind: Any = PipelineConfig
+    for name in setting.split("."):
+        kind = {f.name: f.type for f in msgspec.structs.fields(kind)}[name]
+    return get_args(kind) if get_origin(kind) is Literal else ()

@@ -15,12 +15,14 @@ from typing import cast
 import httpx
 import msgspec
 import pytest
+import typer
 from rich.console import Console
 
 from ipc.messages.client import Chunk, StatusReply
 from ipc.rundir import RunDir, list_runs
 from ssd_pipe import __version__
 from ssd_pipe.cli.main import main
+from ssd_pipe.cli.options import ConfigSource, config_options
 from ssd_pipe.cli.server_choice import key_for
 from ssd_pipe.cli.status import print_status
 from ssd_pipe.cli.talk import show
@@ -88,6 +90,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--fan-out-miss", "0"], "speculation.fan_out_miss: branches in all must be 1..256"),
         (["--mode", "turbo"], "turbo"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: no such file"),
+        (["--config", "a.toml", "--config", "b.toml"], "--config: takes one file, got a.toml, b"),
+        (["--set", "mode=fast"], "mode: must be one of ar, sd, ssd, got 'fast'"),
+        (["--set", "target.dtype=int8"], "target.dtype: must be one of auto, float32, bfloat16"),
+        (["--set", "gateway.api_key="], "gateway.api_key: is empty"),
+        (["--api-key", ""], "gateway.api_key: is empty"),
         (["--endpoint", "here"], "run.endpoint: must be tcp://HOST:PORT"),
         (["--log-level", "loud"], "'debug', 'info', 'warning', 'error'"),
         (["--load-format", "x"], "'auto', 'safetensors', 'dummy'"),
@@ -174,11 +181,15 @@ def test_up_refuses_a_port_in_use(model: Path, shm_dir: Path, refused: Refused) 
     assert list_runs(shm_dir) == []
 
 
-def test_up_refuses_a_gateway_port_in_use(model: Path, shm_dir: Path, refused: Refused) -> None:
+@pytest.mark.parametrize("more", [["--http"], []])
+def test_up_refuses_a_gateway_port_in_use(
+    more: list[str], model: Path, shm_dir: Path, refused: Refused
+) -> None:
+    """Also where only the port says that there is to be a gateway."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         place = ["--set", f"run.shm_dir={shm_dir}", "--mode", "ar", "--target", str(model)]
-        line = refused("up", *place, "--http", "--port", port, status=1)
+        line = refused("up", *place, *more, "--port", port, status=1)
     assert line == (
         f"error: gateway.port: cannot listen on 127.0.0.1:{port}: Address already in use"
     )
@@ -263,6 +274,30 @@ def test_a_process_that_is_no_part_of_the_run_is_refused(
     assert "'ar' has no draft" in refused("run", "draft", *place, status=2)
     assert "ranks 0..0, got 1" in refused("run", "target", "--rank", "1", *place, status=2)
     assert "proxy" in refused("run", "proxy", *place, status=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "enabled"),
+    [
+        ([], False),
+        (["--http"], True),
+        (["--host", "localhost"], True),
+        (["--api-key", "x"], True),
+        (["--served-model-name", "x"], True),
+        (["--port", "1", "--set", "gateway.enabled=false"], False),
+        (["--set", "gateway.port=1"], False),
+    ],
+)
+def test_flags_of_the_gateway_ask_for_one(arguments: list[str], enabled: bool) -> None:
+    seen: list[ConfigSource] = []
+
+    def take(source: ConfigSource) -> None:
+        seen.append(source)
+
+    app = typer.Typer()
+    app.command()(config_options(take))
+    app(arguments, standalone_mode=False)
+    assert seen[0].load().gateway.enabled == enabled
 
 
 def test_joining_a_run_with_another_configuration_is_refused(

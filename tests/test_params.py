@@ -82,6 +82,13 @@ def test_numbers_of_another_kind_stay_wrong(field: str, given: Any) -> None:
     assert caught.value.field.partition(".")[0] == field
 
 
+def test_a_long_value_is_not_repeated_whole() -> None:
+    for stop in (["x" * 100_000], ["x"] * 100_000):
+        with pytest.raises(RequestError, match=r"^stop: ") as caught:
+            checked(None, {"stop": stop})
+        assert len(str(caught.value)) < 250
+
+
 def test_a_format_is_left_as_it_is() -> None:
     wanted = {"type": "json_schema", "json_schema": {"schema": {"maxLength": 3}}}
     assert checked(None, {"response_format": wanted}).response_format == wanted

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ipc.errors import RequestError
+from ipc.errors import RequestError, shown
 
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**63 - 1
@@ -86,7 +86,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
         def check(good: bool, field: str, message: str) -> None:
             if not good:
-                raise RequestError(400, f"{message}, got {getattr(self, field)!r}", field)
+                raise RequestError(400, f"{message}, got {shown(getattr(self, field))}", field)
 
         check(self.max_tokens >= 1, "max_tokens", "must be at least 1")
         check(self.max_tokens <= MAX_TOKENS, "max_tokens", f"must be at most {MAX_TOKENS}")

@@ -73,7 +73,12 @@ SETTINGS = (
     Setting("--curve-clients", "run.curve_clients", str, "folder of the clients it lets in"),
     Setting("--max-num-seqs", "scheduler.max_num_seqs", int, "sequences running at once"),
     Setting("--max-model-len", "scheduler.max_model_len", int, "prompt + output tokens"),
-    Setting("--http", "gateway.enabled", bool, "with an OpenAI-compatible HTTP gateway"),
+    Setting(
+        "--http",
+        "gateway.enabled",
+        bool,
+        "with an OpenAI-compatible HTTP gateway; its flags imply it",
+    ),
     Setting("--host", "gateway.host", str, "address the gateway listens on [127.0.0.1]"),
     Setting("--port", "gateway.port", int, "TCP port of the gateway [8000], 0 = any free one"),
     Setting("--api-key", "gateway.api_key", str, "bearer token of clients; or set SSD_API_KEY"),
@@ -88,6 +93,10 @@ SETTINGS = (
     Setting("--log-level", "run.log_level", LogLevel, "lowest level logged"),
     Setting("--torch-profiler", "run.torch_profiler", int, "record the kernels of so many steps"),
 )
+
+
+HTTP_ONLY = ("--host", "--port", "--api-key", "--served-model-name")
+"""Flags that mean nothing without a gateway, so that they ask for one."""
 
 
 class ConfigSource(msgspec.Struct, frozen=True):
@@ -109,8 +118,19 @@ def _source(values: dict[str, Any]) -> ConfigSource:
             continue
         if setting.setting.startswith("speculation.fan_out"):
             value = parse_fan_out(value, setting.setting)
+        if setting.flag in HTTP_ONLY:
+            overrides.setdefault("gateway.enabled", True)
         overrides[setting.setting] = value
-    return ConfigSource(values["config"], overrides)
+    if overrides.get("gateway.api_key") == "":  # as from a shell variable that is not set
+        raise ConfigError("gateway.api_key", "is empty; leave it out if no key is to be asked for")
+    return ConfigSource(only_one("--config", values["config"]), overrides)
+
+
+def only_one(flag: str, files: list[Path]) -> Path | None:
+    """The one file that is named, None if none is. Raises ConfigError for several."""
+    if len(files) > 1:
+        raise ConfigError(flag, f"takes one file, got {', '.join(map(str, files))}")
+    return files[0] if files else None
 
 
 config_options = expand(
@@ -118,7 +138,8 @@ config_options = expand(
     [
         option(
             "config",
-            Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file")],
+            Annotated[list[Path], typer.Option("--config", metavar="FILE", help="TOML file")],
+            [],
         ),
         *(
             option(s.parameter, Annotated[s.type | None, typer.Option(s.flag, help=s.help)])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ipc.errors import shown
 from ssd_pipe.errors import RequestError
 from ssd_pipe.params import MAX_FORMAT_BYTES
 from ssd_pipe.text.deep_stack import on_deep_stack
@@ -26,7 +27,7 @@ def grammar_of(response_format: Mapping[str, Any] | None) -> str:
         return ""
     kind = response_format.get("type")
     if kind not in KINDS:
-        got = "nothing" if kind is None else repr(kind)
+        got = "nothing" if kind is None else shown(kind)
         raise _error(f"must be one of {', '.join(KINDS)}, got {got}", "type")
     if kind == "text":
         return ""
@@ -64,7 +65,7 @@ def _schema(given: Any) -> dict[str, Any]:
 
 def _object(given: Any, where: str) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise _error(f"must be an object, got {given!r}", where)
+        raise _error(f"must be an object, got {shown(given)}", where)
     return given
 
 
