@@ -12,9 +12,10 @@ import typer
 from ipc.messages.client import ChatMessage
 from ssd_pipe.cli.line_input import check_input, read_message
 from ssd_pipe.cli.options import Sampling, sampling_options
-from ssd_pipe.cli.prompts import System, TemplateKwargs, parse_variables
+from ssd_pipe.cli.prompts import System, TemplateKwargs, check_unicode, parse_variables
 from ssd_pipe.cli.server_choice import Server, ServerChoice, server_options
 from ssd_pipe.cli.speculation import coloured, colours_wanted, legend
+from ssd_pipe.cli.statuses import FAILED_STATUS
 from ssd_pipe.cli.talk import Metrics, print_metrics, show
 from ssd_pipe.cli.thinking import Paint, painter
 from ssd_pipe.errors import ConfigError, RequestError
@@ -39,19 +40,23 @@ def chat(
         bool,
         typer.Option("--show-speculation", help="colour accepted, recovery and bonus tokens"),
     ] = False,
-) -> None:
+) -> int:
     """Talk with a running pipeline. Ctrl-C stops an answer; /help lists the commands."""
     server.check()
     if server.url and show_speculation:
         raise ConfigError("--show-speculation", "a server at --url does not tell; use --run")
     check_input()
+    check_unicode("--system", system)
     variables = parse_variables(template_kwargs)
     colours = show_speculation and colours_wanted()
     if colours:
         print(legend(), file=sys.stderr)
     with server.connect(sampling.limited) as client:
         painting = _colouring if colours else painter
-        Conversation(client, sampling.params, system, variables, metrics, painting).run()
+        talk = Conversation(client, sampling.params, system, variables, metrics, painting)
+        talk.run()
+    # Whoever pipes messages in reads no errors in between.
+    return FAILED_STATUS if talk.refused and not sys.stdin.isatty() else 0
 
 
 def _colouring() -> Paint:
@@ -59,7 +64,11 @@ def _colouring() -> Paint:
 
 
 class Conversation:
-    """The turns so far and how answers are shown."""
+    """The turns so far and how answers are shown.
+
+    Attributes:
+        refused: how many messages were not answered.
+    """
 
     def __init__(
         self,
@@ -77,6 +86,7 @@ class Conversation:
         self._metrics = metrics
         self._painting = painting
         self._turns: list[ChatMessage] = []
+        self.refused = 0
 
     def run(self) -> None:
         """Until the user leaves. Raises PeerLost if the server goes away."""
@@ -112,6 +122,7 @@ class Conversation:
             finish, numbers = show(stream, answer, self._painting())
         except RequestError as error:
             print(f"error: {error}", file=sys.stderr)
+            self.refused += 1
             return
         except (
             KeyboardInterrupt

@@ -13,7 +13,14 @@ import typer
 from ipc.messages.client import ChatMessage, Chunk, RequestMetrics
 from ssd_pipe.cli.in_order import InOrder
 from ssd_pipe.cli.options import Sampling, sampling_options
-from ssd_pipe.cli.prompts import Given, System, TemplateKwargs, parse_variables, read_prompts
+from ssd_pipe.cli.prompts import (
+    Given,
+    System,
+    TemplateKwargs,
+    check_unicode,
+    parse_variables,
+    read_prompts,
+)
 from ssd_pipe.cli.server_choice import Server, ServerChoice, server_options
 from ssd_pipe.cli.statuses import INTERRUPTED_STATUS
 from ssd_pipe.cli.talk import AnswerStream, Metrics, follow, print_metrics, show
@@ -85,6 +92,7 @@ def generate(
                 raise ConfigError(flag, "is for a chat template, and --raw uses none")
     if quiet and metrics:
         raise ConfigError("--quiet", "leaves out what --metrics asks for")
+    check_unicode("--system", system)
     texts = read_prompts(prompts or (), files or ())
     variables = parse_variables(template_kwargs)
     params = _several(sampling.params, n)

@@ -73,9 +73,18 @@ def input_failure(error: OSError) -> ConfigError:
     return ConfigError(STDIN_NAME, f"cannot be read: {error.strerror or type(error).__name__}")
 
 
+def check_unicode(argument: str, said: str) -> None:
+    """Raises ConfigError for what was typed and is no UTF-8, which Python keeps as surrogates."""
+    try:
+        said.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(argument, "is not valid Unicode") from None
+
+
 def _written(prompt: str) -> Given:
     if not prompt:
         raise ConfigError("PROMPT", "is empty")
+    check_unicode("PROMPT", prompt)
     return Given(textwrap.shorten(prompt, TITLE_LENGTH, placeholder=" ..."), prompt)
 
 

@@ -12,7 +12,13 @@ import typer
 
 from ipc.run_files import RunFiles
 from ipc.rundir import find_run
-from ssd_pipe.cli.prompts import System, TemplateKwargs, parse_variables, read_prompts
+from ssd_pipe.cli.prompts import (
+    System,
+    TemplateKwargs,
+    check_unicode,
+    parse_variables,
+    read_prompts,
+)
 from ssd_pipe.config import RunSection
 from ssd_pipe.config_load import config_of
 from ssd_pipe.errors import ConfigError, RequestError, ResourceError
@@ -63,10 +69,9 @@ def tokenize(
     if words and len(words) > 1 and not decode:
         raise ConfigError("TEXT", "must be one argument: put it in quotes")
     given = [" ".join(words)] if words else []
+    check_unicode("TEXT", "".join(given))
     (text,) = (each.text for each in read_prompts(given, [file] if file is not None else []))
-    for argument, said in (("TEXT", text), ("--system", system)):
-        if not _is_unicode(said):
-            raise ConfigError(argument, "is not valid Unicode")
+    check_unicode("--system", system)
     tokenizer = _load(model, run, shm_dir)
     if decode:
         print(_text(tokenizer, text))
@@ -84,15 +89,6 @@ def tokenize(
         print(msgspec.json.encode(told).decode())
     else:
         print(*ids)
-
-
-def _is_unicode(text: str) -> bool:
-    """Not so what was typed and is no UTF-8, which Python keeps as surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _load(model: str, run: str, shm_dir: str) -> Tokenizer:

@@ -106,7 +106,8 @@ class Tokenizer:
         the message to be continued.
         """
         if self._template is None:
-            raise RequestError(400, "the target model has no chat template", "messages")
+            reason = "the target model has no chat template, give it plain text (generate --raw)"
+            raise RequestError(400, reason, "messages")
         if not messages:
             raise RequestError(400, "must hold at least one message", "messages")
         turns = [dict(m) for m in messages]

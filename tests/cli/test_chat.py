@@ -96,7 +96,7 @@ def test_messages_of_several_lines(running: Running) -> None:
 
 def test_a_mistake_ends_nothing(running: Running, place: list[str]) -> None:
     done = chat(place, f"{'x' * 600}\n/rest\none\n")
-    assert done.returncode == 0
+    assert done.returncode == 1
     assert done.stdout.decode() == said(running, "one") + "\n"
     too_long, unknown = done.stderr.decode().splitlines()
     assert too_long.startswith("error: ")
@@ -260,6 +260,20 @@ def test_what_cannot_be_is_one_line(arguments: list[str], words: str, status: in
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith("error: ")
     assert words in line
+
+
+def test_a_message_that_is_refused_shows_in_the_status_of_piped_input(tmp_path: Path) -> None:
+    with pipeline(tmp_path) as run:
+        done = chat(["--endpoint", run.endpoint], f"{'x' * 100}\n/exit\n")
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert b"error: messages: " in done.stderr
+        with terminal("chat", "--endpoint", run.endpoint) as screen:
+            screen.until("> ")
+            screen.type("x" * 100 + "\n")
+            screen.until("error: messages: ")
+            screen.until("> ")
+            screen.type("/exit\n")
+            assert screen.end() == 0
 
 
 def test_a_server_that_wants_a_key(tmp_path: Path) -> None:

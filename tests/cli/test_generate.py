@@ -233,6 +233,8 @@ def test_sampling_options_reach_the_pipeline(run: Pipeline, generate: Generate) 
         (["--file", "/no/such"], b"", "--file: /no/such: No such file or directory"),
         ([], b"", "PROMPT: is empty"),
         ([], b"\xff", "PROMPT: is not UTF-8"),
+        (["\udcff"], b"", "PROMPT: is not valid Unicode"),
+        (["hi", "--system", "\udcff"], b"", "--system: is not valid Unicode"),
         (["hi", "--raw", "--system", "x"], b"", "--system: is for a chat template"),
         (
             ["hi", "--raw", "--chat-template-kwargs", "{}"],
