@@ -8,6 +8,7 @@ from pathlib import Path
 from bench.build import ENGINES, USUAL
 from bench.fan_out import ALLOCATIONS, RULES, Grid
 from bench.lists import integers, names, numbers
+from bench.results import output_file
 
 COMMANDS = (
     "Other commands: bench --load, bench compare A.json B.json, bench plot RESULT.json, "
@@ -171,7 +172,12 @@ def _settings(made: argparse.ArgumentParser) -> None:
 
 def _output(made: argparse.ArgumentParser) -> None:
     output = made.add_argument_group("output")
-    output.add_argument("--output", type=Path, metavar="FILE", help="results file (JSON)")
+    output.add_argument(
+        "--output",
+        type=output_file,
+        metavar="FILE",
+        help="results file (JSON), or a folder for it [bench/results/]",
+    )
     output.add_argument(
         "--save-trajectories", type=Path, metavar="FILE", help="every round of every answer (JSONL)"
     )

@@ -15,6 +15,17 @@ FOLDER = Path(__file__).parent / "results"
 VERSION = 2
 
 
+def output_file(given: str) -> Path:
+    """Where results go by what is ``given`` as --output: the file, or a new one in a folder that is
+    there or whose name ends in a slash."""
+    path = Path(given)
+    return path / _fresh_name() if given.endswith("/") or path.is_dir() else path
+
+
+def _fresh_name() -> str:
+    return time.strftime("%Y-%m-%dT%H%M%S.json")
+
+
 class Results:
     """A JSON document that is written anew after each part, so that a broken run keeps its parts.
 
@@ -27,8 +38,7 @@ class Results:
     """
 
     def __init__(self, path: Path | None, heading: dict[str, Any]) -> None:
-        stamp = time.strftime("%Y-%m-%dT%H%M%S")
-        self.path = path if path is not None else FOLDER / f"{stamp}.json"
+        self.path = path if path is not None else FOLDER / _fresh_name()
         self._content: dict[str, Any] = {
             "version": VERSION,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -12,6 +12,7 @@ import msgspec
 from bench import prompts
 from bench.lists import integers, names, numbers
 from bench.load.traffic import Traffic
+from bench.results import output_file
 from ssd_pipe.config import MODES, Mode, PipelineConfig
 from ssd_pipe.config_load import load, parse_set
 from ssd_pipe.errors import ConfigError
@@ -174,5 +175,10 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any setting"
     )
     parser.add_argument("--save-samples", action="store_true", help="every request in the results")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="results file (JSON)")
+    parser.add_argument(
+        "--output",
+        type=output_file,
+        metavar="FILE",
+        help="results file (JSON), or a folder for it [bench/results/]",
+    )
     return parser
