@@ -56,10 +56,10 @@ def _run(arguments: list[str]) -> int:
     from bench import machine, trajectories, wandb_log
     from bench.parts import Bench
     from bench.results import Results
-    from ssd_pipe.cli.pipeline import fetch_models
+    from ssd_pipe.fetch import fetch_models
 
     logger = wandb_log.start(plan.wandb) if plan.wandb else None
-    fetch_models(msgspec.structs.replace(plan.config, mode="ssd"), True)
+    fetch_models(msgspec.structs.replace(plan.config, mode="ssd"))
     out = Console(width=None if sys.stdout.isatty() else 180)
     heading = {
         **machine.describe(["ssd-pipe", "bench", *arguments]),

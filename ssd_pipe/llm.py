@@ -25,7 +25,7 @@ from ssd_pipe.owned_process import OwnedProcess, up_command
 from ssd_pipe.params import SamplingParams
 from ssd_pipe.submission import Messages, Prompt, each_prompt
 
-PULL_TIMEOUT = 3600.0  # seconds a model that is not on this machine may take to arrive
+START_MARGIN = 60.0  # seconds beyond the ready timeout, which the pipeline watches itself
 STOP_MARGIN = 10.0  # seconds beyond the grace time for the group to be gone
 POLL = 0.02  # seconds between looks for the ready file
 
@@ -44,8 +44,9 @@ class LLM:
         config: a whole configuration instead of all of the above.
         timeout: seconds of silence after which a request fails with PeerLost.
 
-    Raises ConfigError for a wrong setting, PeerLost with the pipeline's last words if it does not
-    start. Nothing is left running in either case.
+    Models that are not on this machine are fetched first. Raises ConfigError for a wrong setting,
+    ModelError for a model that is not to be had or is broken, PeerLost with the pipeline's last
+    words if it does not start. Nothing is left running in any of these cases.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class LLM:
         elif overrides:
             raise TypeError(f"config was given, and besides it {', '.join(overrides)}")
         self.config = config
+        _check(config)
         with contextlib.ExitStack() as held:
             # It stays: the ready file is written anew after every restart of the group.
             scratch = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="ssd-pipe-")))
@@ -201,7 +203,7 @@ class LLM:
 
     def _wait_ready(self, ready_file: Path) -> str:
         """Until the pipeline says that it is ready; returns its run's name."""
-        clock, limit = RunningTime(POLL), self.config.run.ready_timeout + PULL_TIMEOUT
+        clock, limit = RunningTime(POLL), self.config.run.ready_timeout + START_MARGIN
         while not ready_file.exists():
             if not self._process.running:
                 raise self._explain(PeerLost("the pipeline ended while it was starting"))
@@ -224,6 +226,18 @@ class LLM:
         if output:
             explained.add_note(f"the pipeline's last lines:\n{output}")
         return explained
+
+
+def _check(config: PipelineConfig) -> None:
+    """Here, where its errors are Python's own, what the pipeline would check as it starts."""
+    from ssd_pipe import preflight
+    from ssd_pipe.fetch import fetch_models
+    from ssd_pipe.threads import check_cpus
+
+    check_cpus(config)
+    preflight.check_settings(config)
+    fetch_models(config)
+    preflight.check_models(config)
 
 
 def _each(

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,9 +100,21 @@ def test_a_wrong_setting_starts_nothing():
         LLM(k=3, config=PipelineConfig())
 
 
-def test_a_pipeline_that_does_not_start_says_why():
-    with pytest.raises(PeerLost, match=r"while it was starting: .*'/no/such'"):
-        LLM("/no/such", mode="ar")
+def test_a_wrong_model_starts_nothing(tmp_path):
+    for name in ("/no/such", "nosuch"):
+        with pytest.raises(ModelError, match=f"'{name}': no such folder"):
+            LLM(name, mode="ar")
+    target, other = byte_model(tmp_path, "target"), byte_model(tmp_path, "other", vocab_size=300)
+    with pytest.raises(ConfigError, match=r"draft\.model: vocabulary of 300"):
+        LLM(str(target), str(other))
+
+
+def test_a_pipeline_that_does_not_start_says_why(tmp_path):
+    model = str(byte_model(tmp_path, "target"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=r"while it was starting: .* in use"):
+            LLM(model, mode="ar", settings={"run.endpoint": endpoint})
 
 
 def test_a_pipeline_is_restarted_and_goes_on(tmp_path):

@@ -155,9 +155,9 @@ def _servers(plan: LoadPlan, chosen: list[Prompt]) -> Iterator[list[Server]]:
             )
         ]
         return
-    from ssd_pipe.cli.pipeline import fetch_models
+    from ssd_pipe.fetch import fetch_models
 
-    fetch_models(msgspec.structs.replace(plan.config, mode="ssd"), True)
+    fetch_models(msgspec.structs.replace(plan.config, mode="ssd"))
     tokenizer = Tokenizer.load(resolve(plan.config.target.model))
     tokens = {prompt.id: prompt.tokens(tokenizer) for prompt in chosen}
     config = _fitting(plan, max(map(len, tokens.values())))

@@ -68,9 +68,11 @@ def serve(
 
 
 def _supervise(config: PipelineConfig, ready_file: Path | None, pull: bool) -> int:
+    from ssd_pipe.fetch import fetch_models
     from ssd_pipe.supervisor import Supervisor
 
-    fetch_models(config, pull)
+    if pull:
+        fetch_models(config)
     supervisor = Supervisor(config, ready_file=ready_file)
     with signals_stop(supervisor):
         supervisor.start()
@@ -111,13 +113,15 @@ def demo(
 
     from ssd_pipe.cli.talk import print_metrics, show
     from ssd_pipe.client import Client
+    from ssd_pipe.fetch import fetch_models
     from ssd_pipe.params import SamplingParams
     from ssd_pipe.relay import Relay
     from ssd_pipe.supervisor import Supervisor
 
     config = source.load()
     notes = Console(stderr=True, highlight=False)
-    fetch_models(config, pull)
+    if pull:
+        fetch_models(config)
     supervisor = Supervisor(config, sink=Relay("warning"))
     with signals_stop(supervisor):
         supervisor.start()
@@ -142,22 +146,6 @@ def demo(
     if supervisor.failure:
         raise PeerLost(supervisor.failure)
     return INTERRUPTED_STATUS if finish == "cancelled" else 0
-
-
-def fetch_models(config: PipelineConfig, pull: bool) -> None:
-    """Fetch the models of ``config`` that are not here, with a progress bar, if ``pull``."""
-    from ssd_pipe import hub
-    from ssd_pipe.errors import ModelError
-
-    if not pull:
-        return
-    names = [config.target.model, *([config.draft.model] if config.speculative else [])]
-    for name in names:
-        try:
-            hub.resolve(name)
-        except ModelError:
-            with hub.terminal_progress() as progress:
-                hub.pull(name, progress)
 
 
 @contextmanager
