@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ import msgspec
 
 from ipc.messages.client import ChatMessage, StatusReply
 from ipc.running_time import RunningTime
+from ssd_pipe import slow_kernels
 from ssd_pipe.client import Client, Result, Stream
 from ssd_pipe.config import FanOut, Mode, PipelineConfig
 from ssd_pipe.config_load import load
@@ -86,6 +88,9 @@ class LLM:
             run = self._wait_ready(scratch / "ready.json")
             self._client = Client(run=run, shm_dir=config.run.shm_dir, timeout=timeout)
             self._finalizer = weakref.finalize(self, held.pop_all().close)
+        with contextlib.suppress(PeerLost):  # of which the first request will tell
+            for warning, names in slow_kernels.warnings(self.status().processes):
+                warnings.warn(f"{warning} ({names})", RuntimeWarning, stacklevel=2)
 
     def generate(
         self,

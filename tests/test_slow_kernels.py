@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd_pipe import LLM
 from ssd_pipe.client import Client
 from ssd_pipe.config_load import load
 from ssd_pipe.doctor import examine
@@ -48,6 +49,17 @@ def test_the_supervisor_says_once_why_plain_torch_computes(
     assert set(lines[0]["processes"].split(", ")) == {"target-0", "draft"}
     for name in ("supervisor", "target-0", "draft"):
         assert reason in (logs / f"{name}.jsonl").read_text()
+
+
+def test_a_script_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    model = str(byte_model(tmp_path, "target"))
+    settings = {"run.log_dir": str(tmp_path), "target.threads": 1}
+    with (
+        pytest.warns(RuntimeWarning, match=r"CXX='/no/such/compiler' was not found \(target-0\)"),
+        LLM(model, mode="ar", settings=settings),
+    ):
+        pass
 
 
 def test_a_process_alone_says_it_on_its_terminal(tmp_path: Path, shm_dir: Path) -> None:
