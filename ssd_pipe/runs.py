@@ -12,10 +12,12 @@ import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import psutil
 
+from ipc import runlock
 from ipc.messages.client import StatusReply
 from ipc.messages.hub import ProcessState
 from ipc.run_files import RunFiles
@@ -170,7 +172,7 @@ async def _examine(shm_dir: str, name: str) -> Pipeline | None:
     own = usable_endpoint(config.run.endpoint) if config is not None else ""
     return Pipeline(
         name=name,
-        state=_state(reply, listening),
+        state=state_of(reply) if reply else "no answer" if listening else "starting",
         mode=config.mode if config is not None else "",
         target=config.target.model if config is not None else "",
         draft=config.draft.model if config is not None and config.speculative else "",
@@ -184,9 +186,23 @@ async def _examine(shm_dir: str, name: str) -> Pipeline | None:
     )
 
 
-def _state(reply: StatusReply | None, listening: bool) -> str:
-    if reply is None:
-        return "no answer" if listening else "starting"
+def starting_run(endpoint: str) -> str:
+    """Name of a live run that is to listen at this socket in its directory and does not yet; else
+    empty."""
+    path = Path(endpoint.removeprefix("ipc://"))
+    if str(path) == endpoint or path.exists():
+        return ""
+    lock = runlock.open_lock(path.parent)
+    if lock is None:
+        return ""
+    try:
+        return path.parent.name if runlock.held(lock) else ""
+    finally:
+        os.close(lock)
+
+
+def state_of(reply: StatusReply) -> str:
+    """Pipeline's ``state``, of one that answers."""
     if reply.degraded:
         return "degraded"
     states = {process.state for process in reply.processes}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
 
 from ssd_pipe.cli.connect import Place, place_options
 
@@ -14,10 +17,30 @@ _HISTOGRAM = re.compile(r"_at_\d+$")
 
 
 @place_options
-def status(place: Place) -> None:
+def status(
+    place: Place,
+    as_json: Annotated[bool, typer.Option("--json", help="all there is to know, as JSON")] = False,
+) -> None:
     """Show a running pipeline: its processes, requests and counters."""
+    from ssd_pipe.runs import starting_run, state_of
+
     with place.connect() as client:
-        print_status(client.status())
+        if name := starting_run(client.endpoint):
+            told = {"run": name, "state": "starting"}
+            print(_json(told) if as_json else f"run {name}: starting")
+            return
+        reply = client.status()
+    if as_json:
+        told = msgspec.to_builtins(reply)
+        hidden = ("type", "id")  # of the message
+        known = {name: value for name, value in told.items() if name not in hidden}
+        print(_json({"run": reply.run, "state": state_of(reply), **known}))
+    else:
+        print_status(reply)
+
+
+def _json(told: dict[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(told)).decode()
 
 
 def print_status(reply: StatusReply) -> None:
@@ -25,9 +48,13 @@ def print_status(reply: StatusReply) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ssd_pipe.runs import state_of
+
     console = Console(highlight=False)
     draft = f", draft {reply.draft}" if reply.draft else ""
-    console.print(f"run {reply.run}: mode {reply.mode}, target {reply.target}{draft}")
+    console.print(
+        f"run {reply.run}: {state_of(reply)}, mode {reply.mode}, target {reply.target}{draft}"
+    )
     console.print(
         f"{reply.running} running, {reply.waiting} waiting, "
         f"at most {reply.max_model_len} tokens a request"

@@ -102,6 +102,27 @@ def test_a_run_that_does_not_answer_is_listed(shm_dir: Path, held: ExitStack) ->
     assert "run 'r' has no supervisor and does not say what runs in it" in done.stderr
 
 
+def test_status_of_a_pipeline_as_json(running: Running) -> None:
+    told = json.loads(ssd_pipe("status", "--json", *running.place).stdout)
+    assert (told["run"], told["state"]) == (running.supervisor.config.run.name, "ready")
+    names = {process["name"] for process in told["processes"]}
+    assert names == {process.name for process in running.client.status().processes}
+    assert told["counters"]["rounds"] >= 0
+    done = ssd_pipe("status", *running.place)
+    assert done.stdout.startswith(f"run {told['run']}: ready, mode ssd")
+
+
+def test_status_of_a_pipeline_that_starts(tmp_path: Path, shm_dir: Path, held: ExitStack) -> None:
+    run = held.enter_context(pipeline(tmp_path))  # whose scheduler tells nothing yet
+    done = ssd_pipe("status", "--shm-dir", str(run.shm_dir))
+    assert done.stdout.startswith("run t: starting, mode ")
+    held.enter_context(RunDir.create(shm_dir, "r"))
+    done = ssd_pipe("status", "--shm-dir", str(shm_dir))
+    assert (done.returncode, done.stdout) == (0, "run r: starting\n")
+    done = ssd_pipe("status", "--json", "--run", "r", "--shm-dir", str(shm_dir))
+    assert json.loads(done.stdout) == {"run": "r", "state": "starting"}
+
+
 def test_none_is_a_table_without_rows(shm_dir: Path) -> None:
     place = ["--shm-dir", str(shm_dir)]
     assert len(ssd_pipe("ps", *place).stdout.splitlines()) == 1
