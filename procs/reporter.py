@@ -16,11 +16,12 @@ from ipc.messages.requests import TokensOut
 from ipc.messages.target import StepResult
 from procs.draft_port import DraftPort
 from procs.frontend_port import FrontendPort
+from procs.prompt_progress import PromptProgress
 from ssd_pipe.engine.round_pace import RoundSeen
 from ssd_pipe.engine.round_times import RoundTimes
 from ssd_pipe.engine.rounds import RoundPlanner
 from ssd_pipe.engine.scheduler import Scheduler
-from ssd_pipe.engine.step import FAILED, Emission, Step
+from ssd_pipe.engine.step import FAILED, Emission, Row, Step
 from ssd_pipe.errors import RequestError
 
 COLLECT_EVERY = 256  # rounds between garbage collections, which run while the target computes
@@ -31,7 +32,8 @@ COLLECT_ALL_EVERY = 64 * COLLECT_EVERY
 class _Told:
     """What a round has to tell while the next one runs: its tokens, its times, its log line.
 
-    ``waited_ns``: end of a wait for the draft, 0 if there was none.
+    ``waited_ns``: end of a wait for the draft, 0 if there was none. ``prompts``: rows that read a
+    part of a prompt, and not the last one.
     """
 
     step: int
@@ -43,6 +45,7 @@ class _Told:
     waited_ns: int
     emissions: list[Emission]
     rows: list[dict[str, object]]
+    prompts: list[Row]
 
 
 class Reporter:
@@ -58,6 +61,7 @@ class Reporter:
         self._frontend = frontend
         self._planner = planner
         self._log = log
+        self._progress = PromptProgress(log)
         self._untold: _Told | None = None
         self._finished_requests = 0
         self._output_tokens = 0
@@ -107,6 +111,7 @@ class Reporter:
             *cache_ns,
             emissions,
             rows,
+            [row for row in step.rows if not row.sample],
         )
 
     def tell(self) -> None:
@@ -130,6 +135,7 @@ class Reporter:
             waited=told.waited_ns,
             rows=told.rows,
         )
+        self._progress.note(told.prompts, result.finished_ns)
         if told.step % COLLECT_EVERY == 0:
             gc.collect(1 if told.step % COLLECT_ALL_EVERY else 2)
 
