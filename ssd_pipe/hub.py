@@ -150,7 +150,7 @@ def _missing_file(folder: Path) -> str | None:
 def _instead(folder: Path, missing: str) -> str:
     """What to say of the weights that are there where others are ``missing``; may be nothing."""
     if missing == INDEX_FILE:
-        return f": it says what is in which of the {len(list(folder.glob(SHARDS)))} weight files"
+        return "; without it nobody knows which tensor is in which of the weight files"
     if missing == SINGLE_FILE:
         if others := sorted(path.name for path in folder.glob("*.safetensors")):
             return f", {others[0]} is not looked for"
