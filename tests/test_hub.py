@@ -75,9 +75,7 @@ def test_what_a_folder_lacks_is_named(tmp_path):
         hub.resolve(str(folder))
     for part in (1, 2):
         (folder / f"model-0000{part}-of-00002.safetensors").touch()
-    with pytest.raises(
-        ModelError, match=r"index\.json is missing in .* which of the weight files"
-    ):
+    with pytest.raises(ModelError, match=r"index\.json is missing in .* which of the weight files"):
         hub.resolve(str(folder))
     index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
