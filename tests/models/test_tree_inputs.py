@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.cuda.tree_inputs import LeasedTree, TreeStaging
+from models.cuda.tree_inputs import TreeHome, TreeStaging
 
-LEASE = LeasedTree(
+HOME = TreeHome(
     number=1,
     homes=np.zeros(1, np.int64),
     hashes=np.zeros(1, np.int64),
@@ -24,4 +24,4 @@ LEASE = LeasedTree(
 def test_rows_that_do_not_fit_are_told_the_limits(tables: list[list[int]], words: str) -> None:
     staging = TreeStaging(2, 4, 3, 3, torch.device("cpu"))
     with pytest.raises(ValueError, match=words):
-        staging.prepare(LEASE, tables, [0.0] * len(tables))
+        staging.prepare(HOME, tables, [0.0] * len(tables))
