@@ -32,12 +32,13 @@ class Stream:
         self.id = stream.id
         self._client = client
         self._stream = stream
+        self._reading: asyncio.Task[Chunk | None] | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
-        chunk = self._client._call(self._next())
+        chunk = self._client._call(self._read())
         if chunk is None:
             raise StopIteration
         return chunk
@@ -48,7 +49,7 @@ class Stream:
 
     def close(self) -> None:
         """Cancel if the last chunk has not been read; idempotent."""
-        self._client._call(self._stream.aclose())
+        self._client._call(self._close())
 
     def result(self) -> Result:
         """Wait for the end and put the chunks together."""
@@ -60,8 +61,24 @@ class Stream:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    async def _read(self) -> Chunk | None:
+        """The next chunk, None after the last. An interrupt can leave this behind with nobody who
+        waits for it; whoever reads next then gets what it would have got."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._next())
+        reading = self._reading
+        chunk = await asyncio.shield(reading)
+        if self._reading is reading:
+            self._reading = None
+        return chunk
+
     async def _next(self) -> Chunk | None:
         return await anext(self._stream, None)
+
+    async def _close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        await self._stream.aclose()
 
 
 class Client:
