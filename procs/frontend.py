@@ -144,6 +144,8 @@ class Frontend:
             else:
                 error = RequestError(400, f"unknown question {message.what!r}", "what")
                 self._port.fail(client, message.id, error)
+            # Of messages that are there already none is waited for, and many keep out all else.
+            await asyncio.sleep(0)
 
     async def _read_scheduler(self) -> None:
         while True:

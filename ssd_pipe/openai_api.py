@@ -81,7 +81,10 @@ def api_url(url: str, option: str = "--url") -> str:
 
 
 def authorization(key: str) -> dict[str, str]:
-    """The headers of a bearer token; none if it is empty."""
+    """The headers of a bearer token; none if it is empty. Raises ConfigError for one that no header
+    can hold."""
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError("API key", "must be printable ASCII characters")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -190,7 +190,7 @@ def starting_run(endpoint: str) -> str:
     """Name of a live run that is to listen at this socket in its directory and does not yet; else
     empty."""
     path = Path(endpoint.removeprefix("ipc://"))
-    if str(path) == endpoint or path.exists():
+    if not endpoint.startswith("ipc://") or path.exists():
         return ""
     lock = runlock.open_lock(path.parent)
     if lock is None:

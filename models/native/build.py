@@ -110,7 +110,10 @@ def find_compiler() -> list[str]:
     """$CXX, else the first compiler that is there, as a command. Raises NativeUnavailable."""
     wanted = os.environ.get("CXX")
     for name in [wanted] if wanted else ["g++", "clang++", "c++"]:
-        command = shlex.split(name)
+        try:
+            command = shlex.split(name)
+        except ValueError as error:
+            raise NativeUnavailable(f"native kernels: CXX={wanted!r}: {error}") from None
         if command and shutil.which(command[0]):
             return command
     what = f"CXX={wanted!r} was not found" if wanted else "no g++, clang++ or c++ was found"

@@ -47,7 +47,7 @@ def given_format(request: GenerationRequest) -> tuple[str, Any]:
         outer, _, inner = name.partition(".")
         given[name] = getattr(outputs, inner, None) if inner else getattr(request, outer)
     nothing = {"response_format": {"type": "text"}, "structured_outputs.json_object": False}
-    found = [(k, v) for k, v in given.items() if v is not None and v != nothing.get(k)]
+    found = [(k, v) for k, v in given.items() if v not in (None, "", nothing.get(k))]
     if len(found) > 1:
         raise ApiError(400, f"not together with {found[0][0]}", found[1][0])
     if outputs is not None and not found:

@@ -20,6 +20,9 @@ from ssd_pipe.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import llguidance  # at run time only once there is a grammar
 
+STEP_MAX_ITEMS = 5_000
+"""What a matcher may look at for one token. An ambiguous grammar takes all it is given, at each
+place of each row; more than a schema of 60 properties needs takes more than a few milliseconds."""
 _NO_EXTENSION = "NoExtension"  # and longer: llguidance's name for it, which is all it says
 
 
@@ -56,7 +59,10 @@ class Grammars:
         import llguidance
 
         tokenizer = self._tokenizer
-        return on_deep_stack(lambda: llguidance.LLMatcher(tokenizer, grammar, log_level=0))
+        limits = llguidance.LLParserLimits(step_max_items=STEP_MAX_ITEMS)
+        return on_deep_stack(
+            lambda: llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        )
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:

@@ -49,6 +49,7 @@ class SequenceRules:
         self._bias = np.array([value for _, value in settings.logit_bias], np.float32)
         self._stops = np.array(settings.stop_ids, np.int64)
         self._allowed = np.array(settings.allowed, np.int64)
+        self._allowed_before_stops = np.setdiff1d(self._allowed, self._stops)
         self._reach = max((len(word) - 1 for word in settings.bad), default=0)
         self._tail: list[int] = []  # of the output, as long as a bad word may reach back
 
@@ -75,12 +76,13 @@ class SequenceRules:
         settings = self.settings
         if settings.logit_bias:
             edits.bias(row, self._bias_ids, self._bias)
-        if self.length - settings.prompt_len + len(suffix) < settings.min_tokens:
+        goes_on = self.length - settings.prompt_len + len(suffix) < settings.min_tokens
+        if goes_on:
             edits.ban(row, self._stops)
         if settings.bad and (endings := self._endings(suffix)):
             edits.ban(row, np.array(endings, np.int64))
         if settings.allowed:
-            edits.allow(row, self._allowed)
+            edits.allow(row, self._allowed_before_stops if goes_on else self._allowed)
         if settings.penalises:
             edits.penalise(row, *self._counts.after(suffix), settings)
         if masked and self.grammar is not None:

@@ -129,7 +129,8 @@ def _accepted_lengths(
 def _residual(p: torch.Tensor, proposals: Sequence[torch.Tensor | int | None]) -> torch.Tensor:
     """Weights [S, V] the last tokens are drawn with, from p float32 [S, V]; not normalised.
 
-    Where rounding leaves nothing of p - q, which p = q can bring about, p itself stands in.
+    Where rounding leaves nothing of p - q, which p = q can bring about, p itself stands in; so it
+    does for a q that is NaN, of a vocabulary in which nothing was allowed: it is never accepted.
     """
     weights = p.clone()
     for row, proposal in zip(weights, proposals, strict=True):
@@ -137,5 +138,5 @@ def _residual(p: torch.Tensor, proposals: Sequence[torch.Tensor | int | None]) -
             row[proposal] = 0
         elif proposal is not None:
             row.sub_(proposal.to(row.device, row.dtype)).clamp_(min=0)
-    empty = weights.amax(dim=-1, keepdim=True) <= 0
+    empty = ~(weights.amax(dim=-1, keepdim=True) > 0)  # also where q is of nothing, and NaN
     return torch.where(empty, p, weights)

@@ -52,7 +52,7 @@ class Preparer:
     @staticmethod
     def is_long(submit: Submit) -> bool:
         """Whether tokenizing it should not be done on an event loop."""
-        length = len(submit.prompt or "")
+        length = len(submit.prompt or "") + sum(map(len, submit.params.bad_words))
         for message in submit.messages or ():
             length += len(message.role) + len(message.content) + PART_TEXT
             if length > LONG_TEXT:

@@ -1,4 +1,6 @@
+import asyncio
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,7 +19,7 @@ from ipc.messages.client import (
 from ipc.messages.requests import AbortRequest, Rejected, RequestStats, TokensOut
 from ipc.messages.sampling import NoiseKey, Processors
 from ipc.messages.target import Logprobs
-from procs.frontend import FAREWELL
+from procs.frontend import FAREWELL, Frontend
 from procs.latest_stats import STATS_WAIT
 from ssd_pipe.endpoint import MAX_MESSAGE
 from ssd_pipe.params import SamplingParams, derived_seed
@@ -541,3 +543,32 @@ def test_a_grammar_travels_to_the_scheduler(run, wire):
     wanted = {"type": "regex", "regex": "[0-9]{3}"}
     wire.send(Submit(id="a", prompt="x", params=SamplingParams(response_format=wanted)))
     assert "[0-9]{3}" in run.peer.add().key.processors.grammar
+
+
+async def test_many_messages_at_once_keep_nothing_else_out():
+    """The event loop has a turn after each, though none has to be waited for."""
+    messages, turns = 50, 0
+    empty = asyncio.Event()
+
+    class Port:
+        left = messages
+
+        async def recv(self):
+            if not self.left:
+                empty.set()
+                await asyncio.Event().wait()
+            self.left -= 1
+            return b"client", Cancel("a")
+
+    async def other():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    frontend = SimpleNamespace(_port=Port(), _cancel=lambda client, message: None)
+    tasks = [asyncio.create_task(work) for work in (other(), Frontend._read_clients(frontend))]
+    await empty.wait()
+    for task in tasks:
+        task.cancel()
+    assert turns >= messages

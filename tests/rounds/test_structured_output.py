@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from ipc.messages.sampling import NoiseKey, Processors
+from models.config import ModelConfig
 from models.registry import load_model
 from models.sequence_batch import BatchRow, build_batch
 from ssd_pipe.drafting import growth
 from ssd_pipe.engine.step import FAILED
+from ssd_pipe.hub import resolve
 from ssd_pipe.sampling.grammar import Grammars, Unmaskable
 from ssd_pipe.sampling.shared_noise import judge
 from ssd_pipe.text.response_format import grammar_of
@@ -260,3 +262,12 @@ def test_a_schema_that_no_text_matches_says_so(grammars: Grammars) -> None:
     with pytest.raises(Unmaskable, match="no text can match it"):
         state.mask([])
     assert "no text" in state.failure
+
+
+def test_an_ambiguous_grammar_fails_its_own_request_and_soon() -> None:
+    """It may not take the time of all others; llguidance's own limit is ten times as far off."""
+    folder = resolve("smollm2-135m-instruct")
+    grammars = Grammars.of_model(folder, ModelConfig.from_folder(folder).vocab_size)
+    assert grammars.start(grammar_of(FORMATS["schema"])).mask([])
+    with pytest.raises(Unmaskable, match=r"^parser error: Too many items"):
+        grammars.start("start: s\ns: s s s s | /[a-z ]/ | ").mask([])

@@ -152,6 +152,19 @@ def test_of_a_cut_vocabulary_without_any_allowed_id_all_is_left() -> None:
     assert out.isfinite().nonzero()[:, 1].tolist() == [20, 30]
 
 
+def test_before_min_tokens_no_allowed_id_that_ends_the_text_keeps_all_others_out() -> None:
+    """Of a cut vocabulary all are left then, as where no allowed id is in it."""
+    settings = Processors(0, min_tokens=3, stop_ids=(2,), allowed=(2, 30))
+    rules = SequenceRules(settings, None)
+    whole = torch.randn(1, 50, generator=GENERATOR)
+    cut = processed(whole[:, :10], [Place(0, rules, [])])
+    assert cut.isfinite().sum() == 9
+    assert processed(whole, [Place(0, rules, [])]).isfinite().nonzero()[:, 1].tolist() == [30]
+    rules.commit([30, 30, 30])
+    out = processed(whole[:, :10], [Place(0, rules, [])])
+    assert out.isfinite().nonzero()[:, 1].tolist() == [2]
+
+
 @pytest.mark.parametrize("cuts", [[1, 2, 3, 4], [4], [2, 4], [3]])
 def test_a_bad_word_is_seen_however_its_tokens_are_committed(cuts: list[int]) -> None:
     rules = SequenceRules(Processors(1, bad=((4, 5, 6, 7), (9,))), None)

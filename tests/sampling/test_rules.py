@@ -247,3 +247,10 @@ def test_the_rejection_rule_asks_for_offsets() -> None:
     with pytest.raises(ConfigError, match="offset"):
         draft_choice.propose(TARGET[None], sampling, [0], "rejection")
     assert noise.round_stream(noise.ACCEPT, 0) == noise.ACCEPT
+
+
+def test_a_proposal_of_nothing_leaves_the_target_its_choice() -> None:
+    """A draft's vocabulary of which nothing is allowed gives NaN for what it proposes."""
+    p = torch.tensor([[0.0, 0.5, 0.5], [0.2, 0.8, 0.0]])
+    weights = rejection._residual(p, [torch.full((3,), torch.nan), None])
+    assert torch.equal(weights, p)

@@ -171,6 +171,8 @@ def test_what_a_template_is_given_counts_where_an_event_loop_would_wait(given, e
     # together with the conversation
     almost = (ChatMessage("user", "x" * (LONG_TEXT - 4 - PART_TEXT)),)
     assert not PREPARER.is_long(Submit(id="a", messages=almost))
+    words = SamplingParams(bad_words=("x" * 256,) * 64)
+    assert PREPARER.is_long(Submit(id="a", prompt="a", params=words))
     submit = Submit(id="a", messages=almost, chat_template_kwargs={"date": 1})
     assert PREPARER.is_long(submit)
 
