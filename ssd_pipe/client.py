@@ -32,13 +32,17 @@ class Stream:
         self.id = stream.id
         self._client = client
         self._stream = stream
+        self._taken = 0  # chunks that the caller has
+        self._read_so_far = 0
+        self._newest: Chunk | None = None
         self._reading: asyncio.Task[Chunk | None] | None = None
 
     def __iter__(self) -> Iterator[Chunk]:
         return self
 
     def __next__(self) -> Chunk:
-        chunk = self._client._call(self._read())
+        chunk = self._client._call(self._read(self._taken))
+        self._taken += 1
         if chunk is None:
             raise StopIteration
         return chunk
@@ -61,15 +65,18 @@ class Stream:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    async def _read(self) -> Chunk | None:
-        """The next chunk, None after the last. An interrupt can leave this behind with nobody who
-        waits for it; whoever reads next then gets what it would have got."""
+    async def _read(self, number: int) -> Chunk | None:
+        """Chunk ``number``, from 0 on; None after the last. An interrupt can leave this behind with
+        nobody who waits for it: what it gets is kept for whoever asks again."""
+        if number < self._read_so_far:
+            return self._newest
         if self._reading is None:
             self._reading = asyncio.create_task(self._next())
         reading = self._reading
         chunk = await asyncio.shield(reading)
         if self._reading is reading:
-            self._reading = None
+            self._reading, self._newest = None, chunk
+            self._read_so_far += 1
         return chunk
 
     async def _next(self) -> Chunk | None:

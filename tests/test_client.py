@@ -127,20 +127,29 @@ def test_cancel_ends_the_stream_with_a_chunk(run, client):
     assert run.echo.aborted.get(timeout=WAIT).rid == rid
 
 
-def test_what_an_interrupted_reader_waited_for_comes_to_the_next(run, client):
+@pytest.mark.parametrize("first", ["the chunk", "the next reader"])
+def test_what_an_interrupted_reader_waited_for_comes_to_the_next(run, client, first):
     """An interrupt can leave a wait where nobody is left to take it back."""
     stream = client.stream(token_ids=[HANG])
     run.echo.added.get(timeout=WAIT)
-    waits = [asyncio.run_coroutine_threadsafe(stream._read(), client._loop) for _ in range(2)]
+    waits = [asyncio.run_coroutine_threadsafe(stream._read(0), client._loop) for _ in range(2)]
     waits[0].cancel()
-    stream.cancel()
-    assert [chunk.finish_reason for chunk in stream] == ["cancelled"]
+    chunks = []
+    reader = threading.Thread(target=lambda: chunks.extend(stream))
+    if first == "the next reader":
+        reader.start()
+    client.cancel(stream.id)
+    assert waits[1].result(WAIT).finish_reason == "cancelled"
+    if first == "the chunk":
+        reader.start()
+    reader.join(WAIT)
+    assert [chunk.finish_reason for chunk in chunks] == ["cancelled"]
 
 
 def test_a_stream_can_be_left_though_somebody_reads(run, client):
     stream = client.stream(token_ids=[HANG])
     rid = run.echo.added.get(timeout=WAIT).rid
-    asyncio.run_coroutine_threadsafe(stream._read(), client._loop)
+    asyncio.run_coroutine_threadsafe(stream._read(0), client._loop)
     stream.close()
     assert run.echo.aborted.get(timeout=WAIT).rid == rid
 
